@@ -1,0 +1,1 @@
+"""Backends: the same coarse operations (`base.Ops`) in torch (`reference`) and in native code (`cpu`)."""

@@ -1,0 +1,242 @@
+"""The `Ops` boundary: the coarse operations a backend implements and the layers are written in.
+
+One operation is one stage of a layer, one line of a profile and, in the native backend, one call
+across the language border: at most ten a layer, so that Python stays below 1.5 ms a token at 45 layers.
+Every operation takes T >= 1 tokens; decode is T = 1. Activations are float32 (T, D) arrays of the
+backend's own kind (`Array`: numpy for `cpu`, torch for `reference`); weights are opaque handles.
+
+Laws (tests/backends): every backend agrees with `reference`; token t of a batch gets the same bits
+as when it is evaluated alone; the number of threads changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from waste.backends.shapes import ExpertShape, HcShape, IndexerShape, KdaShape, MlaShape, RouterShape
+from waste.container.layout import RecordLayout
+
+Array = Any  # float32 activations, the backend's own array type
+Weight = Any  # an (out, in) matrix in some number format, the backend's own handle
+Vector = Any  # float32 parameters of any rank (norms, biases, convolutions), the backend's own array
+Bytes = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HcWeights:
+    """One hyper-connection site: `fn` (2S + S*S, S*D), `base` (2S + S*S), `scale` (3)."""
+
+    fn: Vector
+    base: Vector
+    scale: Vector
+
+
+@dataclass(frozen=True)
+class HcMix:
+    """What `hc_pre` hands to the sublayer (`y`, normed) and to `hc_post` (`post`, `comb`)."""
+
+    y: Array  # (T, D)
+    post: Array  # (T, S)
+    comb: Array  # (T, S, S), used transposed: new[i] = post[i] * out + sum_k comb[k, i] * old[k]
+
+
+@dataclass(frozen=True)
+class KdaWeights:
+    """C = heads * head_dim. Convolutions are (C, taps); gate matrices are low rank: b(a(x))."""
+
+    q: Weight
+    k: Weight
+    v: Weight
+    q_conv: Vector
+    k_conv: Vector
+    v_conv: Vector
+    f_a: Weight
+    f_b: Weight
+    b: Weight
+    g_a: Weight
+    g_b: Weight
+    a_log: Vector  # (heads,)
+    dt_bias: Vector  # (C,)
+    norm: Vector  # (head_dim,)
+    o: Weight
+
+
+@dataclass
+class KdaState:
+    """Recurrent state of one KDA layer, changed in place."""
+
+    conv: Array  # (3, taps - 1, C): the last inputs of the q, k, v convolutions, oldest first
+    s: Array  # (heads, head_dim key, head_dim value)
+
+
+@dataclass(frozen=True)
+class MlaWeights:
+    """kv_b is stored split and key-side transposed, so that both absorptions read rows."""
+
+    q_a: Weight | None  # (q_lora, D)
+    q_a_norm: Vector | None
+    q_b: Weight  # (H * (nope + rope), q_lora or D)
+    kv_a: Weight  # (kv_lora + rope, D)
+    kv_a_norm: Vector
+    k_up: Weight  # (H * kv_lora, nope): row h * kv_lora + r
+    v_up: Weight  # (H * v, kv_lora)
+    o: Weight  # (D, H * v)
+
+
+@dataclass(frozen=True)
+class MlaProjection:
+    """What a token chunk brings to attention."""
+
+    q: Array  # (T, H, row): absorbed queries, the rope part last
+    rows: Array  # (T, row): cache rows, latent normed, the rope part last
+    q_latent: Array | None  # (T, q_lora) normed; also feeds the indexer
+
+
+@dataclass(frozen=True)
+class IndexerWeights:
+    wq_b: Weight  # (n * d, q_lora)
+    wk: Weight  # (d, D)
+    k_norm: Vector
+    k_norm_bias: Vector
+    proj: Weight  # (n, D)
+    gate: Weight | None  # (d, D), pooled selection only
+    ape: Vector | None  # (pool, d)
+
+
+@dataclass
+class IndexState:
+    """Index keys of one layer: finished pools, and the pairs of the pool being filled. In place."""
+
+    keys: Array  # (capacity, d): one vector per finished pool
+    open_keys: Array  # (pool, d)
+    open_gates: Array  # (pool, d)
+    tokens: int = 0  # seen so far
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Attended positions of T queries, ascending; row t is positions[offsets[t]:offsets[t + 1]]."""
+
+    positions: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]  # (T + 1,)
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    gate: Weight
+    up: Weight
+    down: Weight
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Chosen experts of T tokens, best choice first (ties: lower index)."""
+
+    ids: npt.NDArray[np.int32]  # (T, K)
+    weights: Array  # (T, K) float32, normalised and scaled
+
+
+class Ops(Protocol):
+    """The operations of a backend. Shapes in the comments; every array float32 unless said."""
+
+    name: str
+
+    # -- memory
+
+    def weight(self, blob: Bytes, fmt: str, rows: int, cols: int) -> Weight:
+        """A handle over `blob` (kernel layout of `fmt`); keeps the memory alive, copies nothing if it can."""
+        ...
+
+    def vector(self, values: npt.NDArray[np.float32]) -> Vector: ...
+
+    def zeros(self, *shape: int) -> Array: ...
+
+    def numpy(self, array: Array) -> npt.NDArray[np.float32]:
+        """A numpy float32 copy or view, for sampling, tests and saving."""
+        ...
+
+    # -- elementwise and small
+
+    def embed(self, table: Weight, ids: Ids) -> Array:
+        """Rows of the table: (T, D)."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Vector, eps: float) -> Array: ...
+
+    def add(self, x: Array, y: Array) -> Array: ...
+
+    def linear(self, x: Array, w: Weight) -> Array:
+        """x (T, in) @ W.T -> (T, out)."""
+        ...
+
+    # -- residual streams
+
+    def hc_expand(self, x: Array, shape: HcShape) -> Array:
+        """(T, D) -> (T, S, D): the embedding in every stream."""
+        ...
+
+    def hc_pre(self, streams: Array, w: HcWeights, shape: HcShape, norm: Vector, eps: float) -> HcMix:
+        """Collapse the streams, then RMSNorm with `norm`: the sublayer's input."""
+        ...
+
+    def hc_post(self, streams: Array, out: Array, mix: HcMix) -> Array:
+        """Write the sublayer's output back into the streams (in place where the backend can)."""
+        ...
+
+    def hc_mean(self, streams: Array) -> Array:
+        """(T, S, D) -> (T, D)."""
+        ...
+
+    # -- attention
+
+    def kda(self, x: Array, w: KdaWeights, shape: KdaShape, state: KdaState) -> Array:
+        """The whole KDA sublayer for T tokens in order; advances `state`. -> (T, D)."""
+        ...
+
+    def mla_project(self, x: Array, w: MlaWeights, shape: MlaShape, start: int) -> MlaProjection:
+        """Queries and cache rows of positions start .. start + T - 1."""
+        ...
+
+    def index(
+        self, x: Array, q_latent: Array, w: IndexerWeights, shape: IndexerShape, state: IndexState
+    ) -> Selection | None:
+        """Advance the index by T tokens and select for each; None while every token sees its whole past."""
+        ...
+
+    def mla_attend(
+        self, q: Array, cache: Array, start: int, selection: Selection | None, w: MlaWeights, shape: MlaShape
+    ) -> Array:
+        """Attention of T queries over cache rows 0 .. start + T - 1 (causal, or the selection), then v_up
+        and o_proj. cache: (>= start + T, row), the chunk's own rows already in it. -> (T, D)."""
+        ...
+
+    # -- feed forward
+
+    def mlp(self, x: Array, w: MlpWeights, limit: float | None) -> Array:
+        """down(silu(min(gate, limit)) * clamp(up, limit)): (T, D) -> (T, D)."""
+        ...
+
+    def route(self, x: Array, gate: Weight, bias: Vector, shape: RouterShape) -> Routing: ...
+
+    def experts(
+        self,
+        x: Array,
+        routing: Routing,
+        layout: RecordLayout,
+        records: Sequence[tuple[int, Bytes]],
+        shape: ExpertShape,
+        out: Array,
+    ) -> None:
+        """For each (expert id, record) given, write that expert's output for every token that chose it:
+        out (T, K, D), row (t, k) where routing.ids[t, k] is the expert. Unweighted."""
+        ...
+
+    def combine(self, out: Array, routing: Routing, shared: Array | None) -> Array:
+        """sum over k in routing order of weights[t, k] * out[t, k], then + shared. -> (T, D)."""
+        ...

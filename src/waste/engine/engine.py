@@ -1,0 +1,155 @@
+"""A loaded model: a container opened, its trunk in memory, an expert cache beside it."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from waste.backends.base import Ops
+from waste.container.manifest import Manifest
+from waste.container.reader import Container
+from waste.engine.session import Session
+from waste.errors import ResourceError, UsageError
+from waste.events import Notice, OnEvent, ignore
+from waste.hardware import memory
+from waste.models.config import ModelConfig
+from waste.models.model import Model, TrunkTensors
+from waste.models.spec import TRUNK_FILE
+from waste.planner.footprint import HEALTHY_SHARE, PREFILL_CHUNK, Budget, divide
+from waste.tiers.cache import ExpertCache
+from waste.tokenizer import Tokenizer
+from waste.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from waste.chat import Chat
+    from waste.generate import Generation
+
+BACKENDS = ("cpu", "reference")
+
+# A session's token limit unless asked otherwise: long enough for a report, short enough that its caches
+# do not crowd out experts. The model's own limit may be a million.
+DEFAULT_CONTEXT = 8192
+
+
+class Engine:
+    """A model ready to evaluate. Use `Engine.open`; close it, or use it as a context manager."""
+
+    def __init__(
+        self, container: Container, model: Model, cache: ExpertCache, budget: Budget, context: int, load_s: float
+    ) -> None:
+        self.container = container
+        self.model = model
+        self.cache = cache
+        self.budget = budget
+        self.context = context  # tokens a session can hold
+        self.load_s = load_s
+
+    @staticmethod
+    def open(
+        path: str | os.PathLike[str],
+        *,
+        ram: str | int | None = None,
+        backend: str = "cpu",
+        threads: int | None = None,
+        ctx: int | None = None,
+        on_event: OnEvent = ignore,
+    ) -> Engine:
+        """Open the container at `path` and load its trunk.
+
+        ram: the whole budget of this process, bytes or "4GiB"; default 72 % of the memory that is free.
+        ctx: tokens a session can hold; default 8,192, never more than the model's own limit.
+        threads: of the `cpu` backend; default one for each core this process may use.
+        Raises InputError (missing or damaged container), ResourceError (budget too small), UsageError.
+        """
+        began = time.perf_counter()
+        ops = _ops(backend, threads)
+        container = Container.open(Path(path))
+        try:
+            config = ModelConfig.from_json(container.manifest.config)
+            context = _context(ctx, config, on_event)
+            budget = divide(config, container.manifest, _ram(ram, on_event), context, memory.resident_bytes())
+            blobs = container.load_tensors(TRUNK_FILE, on_event)
+            entries = {t.name: t for t in container.manifest.tensors if t.file == TRUNK_FILE}
+            model = Model(config, ops, TrunkTensors(config, ops, entries, blobs))
+            cache = ExpertCache({i: container.bank(i) for i in config.moe_layers}, budget.slots)
+        except BaseException:
+            container.close()
+            raise
+        return Engine(container, model, cache, budget, context, time.perf_counter() - began)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.container.manifest
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every id that ends an answer."""
+        return frozenset(self.manifest.stop_ids)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_files(self.container.read_file("tokenizer.model"), self.container.read_file("tokenizer.json"))
+
+    def session(self, *, chunk: int = PREFILL_CHUNK) -> Session:
+        """A new, empty timeline. `chunk`: tokens per prefill pass; it changes speed, not results."""
+        return Session(self.model, self.cache, self.context, chunk=chunk)
+
+    def close(self) -> None:
+        self.cache.close()
+        self.container.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _ops(backend: str, threads: int | None) -> Ops:
+    """Backends are imported here: torch alone takes a second."""
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads}, at least 1 is needed")
+    if backend == "cpu":
+        from waste.backends.cpu import CpuOps
+
+        return CpuOps(threads=threads or len(os.sched_getaffinity(0)))
+    if backend == "reference":
+        from waste.backends.reference import ReferenceOps
+
+        return ReferenceOps()
+    raise UsageError(f"unknown backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
+
+
+def _context(ctx: int | None, config: ModelConfig, on_event: OnEvent) -> int:
+    limit = config.max_position_embeddings
+    if ctx is None:
+        return min(DEFAULT_CONTEXT, limit)
+    if ctx < 1:
+        raise UsageError(f"ctx is {ctx}, at least 1 token is needed")
+    if ctx > limit:
+        on_event(Notice(f"context reduced to {limit} tokens, the model's own limit (asked for {ctx})"))
+    return min(ctx, limit)
+
+
+def _ram(ram: str | int | None, on_event: OnEvent) -> int:
+    machine = memory.detect()
+    healthy = int(HEALTHY_SHARE * machine.available_bytes) + memory.resident_bytes()
+    if ram is None:
+        return healthy
+    wanted = parse_bytes(ram, name="ram") if isinstance(ram, str) else ram
+    if wanted > machine.total_bytes:
+        raise ResourceError(
+            f"a RAM budget of {format_bytes(wanted)} is more than this machine's {format_bytes(machine.total_bytes)}",
+            hint=f"--ram {healthy >> 20}MiB is healthy here",
+        )
+    if wanted > machine.available_bytes + memory.resident_bytes():
+        on_event(Notice(f"a RAM budget of {format_bytes(wanted)} is above the {format_bytes(machine.available_bytes)} now free"))
+    return wanted

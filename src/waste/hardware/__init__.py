@@ -1,0 +1,1 @@
+"""The machine: what it has and what of it is free."""

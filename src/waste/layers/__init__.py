@@ -1,0 +1,1 @@
+"""The layer kinds, each written once against `Ops`: residual, attention, feed forward."""

@@ -1,0 +1,1 @@
+"""The planner: what a model needs, before anything is allocated."""

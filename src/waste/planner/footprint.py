@@ -1,0 +1,151 @@
+"""How many bytes a model takes and how a RAM budget is divided. Arithmetic only: nothing is allocated.
+
+    budget = baseline (interpreter and libraries) + trunk + session state at the context + work buffers
+             + slots x record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from waste.container.manifest import Manifest
+from waste.errors import ResourceError
+from waste.kvcache.state import bytes_per_token, kda_bytes
+from waste.models.config import ModelConfig
+from waste.models.spec import TRUNK_FILE, Formats, TensorSpec, bank_layers, draft_specs, trunk_specs
+from waste.units import format_bytes
+
+# A budget is never more than 72 % of the memory that is free: field runs were healthy there and eight
+# times slower at 81 %, while the hit rate still rose (design, section 6).
+HEALTHY_SHARE = 0.72
+
+# Tokens of one prefill chunk. Experts are read once per chunk; activations grow with it.
+PREFILL_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Exact bytes and counts of a model in given formats."""
+
+    trunk_bytes: int
+    draft_bytes: int  # trunk part of the draft layer
+    record_bytes: int  # one expert, padding included
+    bank_bytes: int  # all expert records, the draft layer's included
+    parameters: int  # all, the draft layer's included
+    active_parameters: int  # a token multiplies with: trunk without the embedding, K experts a layer
+    expert_layers: int  # without the draft layer
+    experts: int  # per layer
+    top_k: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Weights a token reads: the trunk once, top-k records in each MoE layer."""
+        return self.trunk_bytes + self.top_k * self.expert_layers * self.record_bytes
+
+
+def sizes(config: ModelConfig, formats: Formats) -> Sizes:
+    """Sizes of `config` as a container with `formats` stores it."""
+    trunk, draft = trunk_specs(config), draft_specs(config)
+    record = formats.record(config).stride
+    banks = bank_layers(config)
+    per_expert = 3 * config.hidden_size * config.moe_intermediate_size
+    experts = config.router.experts
+    dense = _parameters(trunk)
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return Sizes(
+        trunk_bytes=sum(map(formats.nbytes, trunk)),
+        draft_bytes=sum(map(formats.nbytes, draft)),
+        record_bytes=record,
+        bank_bytes=len(banks) * experts * record,
+        parameters=dense + _parameters(draft) + len(banks) * experts * per_expert,
+        active_parameters=dense - embedding + len(config.moe_layers) * config.router.top_k * per_expert,
+        expert_layers=len(config.moe_layers),
+        experts=experts,
+        top_k=config.router.top_k,
+    )
+
+
+def state_bytes(config: ModelConfig, context: int) -> int:
+    """A session's caches and recurrent states, full to `context` tokens."""
+    total = 0.0
+    for i, kind in enumerate(config.attention):
+        if kind == "kda":
+            assert config.kda is not None
+            total += kda_bytes(config.kda)
+        else:
+            indexer = config.indexer if config.index_kinds[i] == "full" else None
+            total += context * bytes_per_token(config.mla, indexer)
+    return int(total)
+
+
+def buffer_bytes(config: ModelConfig) -> int:
+    """Activations of one prefill chunk, generously: the widest arrays alive at the same time."""
+    d = config.hidden_size
+    streams = config.hc.streams if config.hc else 1
+    channels = config.kda.channels if config.kda else 0
+    heads = config.mla.heads * (config.mla.row + config.mla.nope + config.mla.rope + config.mla.v)
+    inner = 3 * max(config.intermediate_size, config.moe_intermediate_size * config.router.top_k)
+    per_token = 3 * streams * d + config.router.top_k * d + max(8 * channels, heads) + inner
+    return 4 * (PREFILL_CHUNK * per_token + 4 * config.vocab_size)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A RAM budget and how it is spent. Every part in bytes; their sum is at most `ram_bytes`."""
+
+    ram_bytes: int
+    baseline_bytes: int
+    trunk_bytes: int
+    state_bytes: int
+    buffer_bytes: int
+    slot_bytes: int  # one record
+    slots: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the expert slots."""
+        return self.baseline_bytes + self.trunk_bytes + self.state_bytes + self.buffer_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+
+def floor_bytes(config: ModelConfig, manifest: Manifest, context: int, baseline: int) -> int:
+    """The least RAM that runs the model: everything fixed, and the experts one token needs in one layer."""
+    return divide(config, manifest, 1 << 62, context, baseline).fixed_bytes + config.router.top_k * _slot(manifest, config)
+
+
+def divide(config: ModelConfig, manifest: Manifest, ram: int, context: int, baseline: int) -> Budget:
+    """Divide `ram` bytes: what is fixed first, expert slots with the rest.
+
+    Raises ResourceError, naming the smallest budget that would do, when fewer than top-k slots are left.
+    """
+    trunk = sum(t.nbytes for t in manifest.tensors if t.file == TRUNK_FILE)
+    slot = _slot(manifest, config)
+    fixed = Budget(ram, baseline, trunk, state_bytes(config, context), buffer_bytes(config), slot, 0)
+    layers = len(config.moe_layers)
+    if layers == 0:
+        return fixed
+    slots = min((ram - fixed.fixed_bytes) // slot, layers * config.router.experts)
+    if slots < config.router.top_k:
+        least = fixed.fixed_bytes + config.router.top_k * slot
+        raise ResourceError(
+            f"a RAM budget of {format_bytes(ram)} is too small: {format_bytes(least)} are needed for trunk, a context of "
+            f"{context} tokens, buffers and {config.router.top_k} experts",
+            hint=f"--ram {_round_up(least)}MiB, or a smaller --ctx",
+        )
+    return Budget(ram, baseline, trunk, fixed.state_bytes, fixed.buffer_bytes, slot, int(slots))
+
+
+def _slot(manifest: Manifest, config: ModelConfig) -> int:
+    return max((bank.layout.stride for bank in manifest.banks if bank.layer in config.moe_layers), default=0)
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // (1 << 20))
+
+
+def _parameters(specs: Sequence[TensorSpec]) -> int:
+    return sum(spec.rows * spec.cols for spec in specs)

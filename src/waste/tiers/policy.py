@@ -1,0 +1,45 @@
+"""What to evict. A policy orders keys; it knows nothing of memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Protocol
+
+Key = tuple[int, int]  # (layer, expert)
+
+
+class Policy(Protocol):
+    """Told of every use; asked for a victim when a slot is needed. Constant time each."""
+
+    def used(self, key: Key) -> None:
+        """`key` is resident and was just used (or just arrived)."""
+        ...
+
+    def victim(self, pinned: Collection[Key]) -> Key:
+        """The resident key to give up, not one of `pinned`, removed from the books. There is one."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """`key` is no longer resident."""
+        ...
+
+
+class Lru:
+    """Least recently used."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[Key, None] = OrderedDict()
+
+    def used(self, key: Key) -> None:
+        self._order[key] = None
+        self._order.move_to_end(key)
+
+    def victim(self, pinned: Collection[Key]) -> Key:
+        # Pinned keys were used last, so the first key is free unless (nearly) all are pinned.
+        key = next(k for k in self._order if k not in pinned)
+        del self._order[key]
+        return key
+
+    def forget(self, key: Key) -> None:
+        self._order.pop(key, None)
