@@ -1,0 +1,34 @@
+"""Containers and engines that several test folders share, each built once a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from waste.convert import ConvertOptions, convert
+
+ROOT = Path(__file__).resolve().parent.parent
+NANO_GLM = ROOT / "examples" / "nano-glm"
+
+
+@pytest.fixture(scope="session")
+def nano_checkpoint() -> Path:
+    """The bundled checkpoint: a trained model in GLM-5.3-Flash's architecture and release layout."""
+    return NANO_GLM
+
+
+@pytest.fixture(scope="session")
+def exact_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """nano-glm with every weight in float32."""
+    target = tmp_path_factory.mktemp("exact") / "nano.waste"
+    convert(str(NANO_GLM), target, ConvertOptions(experts="f32", trunk="f32"))
+    return target
+
+
+@pytest.fixture(scope="session")
+def default_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """nano-glm as `waste convert` writes it without options."""
+    target = tmp_path_factory.mktemp("default") / "nano.waste"
+    convert(str(NANO_GLM), target, ConvertOptions())
+    return target
