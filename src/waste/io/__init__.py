@@ -1,0 +1,1 @@
+"""Bytes between files and aligned memory: checkpoints, whole reads, safe writes, checksums. Knows no model."""
