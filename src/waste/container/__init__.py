@@ -1,0 +1,1 @@
+"""The streaming container: trunk tensors and expert records on disk, written once, checked on every read."""
