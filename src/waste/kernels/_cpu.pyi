@@ -1,0 +1,87 @@
+"""
+Native CPU stages. Addresses are those of C-contiguous arrays; waste.backends.cpu checks shapes.
+"""
+
+from collections.abc import Sequence
+
+
+def address_f32(array: object, shape: tuple[int, ...], writable: bool = False) -> int:
+    """
+    Address of a C-contiguous float32 array of this shape; 0 if it is anything else.
+    """
+
+def address_i32(array: object, shape: tuple[int, ...], writable: bool = False) -> int:
+    """The same for int32."""
+
+def address_i64(array: object, shape: tuple[int, ...], writable: bool = False) -> int:
+    """The same for int64."""
+
+def address_u8(array: object, shape: tuple[int, ...], writable: bool = False) -> int:
+    """The same for uint8."""
+
+class Pool:
+    """Threads and scratch memory. Stages of one pool run one at a time."""
+
+    def __init__(self, threads: int) -> None: ...
+
+    @property
+    def threads(self) -> int: ...
+
+class Weight:
+    """A matrix in kernel layout at an address; keeps `owner` alive."""
+
+    def __init__(self, address: int, fmt: int, rows: int, cols: int, owner: object | None = None) -> None: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def cols(self) -> int: ...
+
+    @property
+    def fmt(self) -> int: ...
+
+class RecordLayout:
+    """Formats and offsets of the three matrices of an expert record."""
+
+    def __init__(self, gate: tuple[int, int], up: tuple[int, int], down: tuple[int, int], hidden: int, inner: int) -> None: ...
+
+def linear(pool: Pool, x: int, w: Weight, y: int, tokens: int) -> None: ...
+
+def embed(pool: Pool, table: Weight, ids: int, out: int, tokens: int) -> None: ...
+
+def rms_norm(pool: Pool, x: int, w: int, out: int, rows: int, n: int, eps: float) -> None: ...
+
+def add(pool: Pool, x: int, y: int, out: int, n: int) -> None: ...
+
+def combine(pool: Pool, parts: int, weights: int, shared: int, out: int, tokens: int, top_k: int, dim: int) -> None:
+    """`shared` 0: no shared expert."""
+
+def hc_expand(pool: Pool, x: int, out: int, tokens: int, streams: int, dim: int) -> None: ...
+
+def hc_mean(pool: Pool, x: int, out: int, tokens: int, streams: int, dim: int) -> None: ...
+
+def hc_pre(pool: Pool, streams: int, fn: int, base: int, scale: int, norm: int, iterations: int, eps: float, stream_eps: float, norm_eps: float, tokens: int, count: int, dim: int, y: int, post: int, comb: int) -> None: ...
+
+def hc_post(pool: Pool, streams: int, out: int, post: int, comb: int, tokens: int, count: int, dim: int) -> None:
+    """In place on `streams`."""
+
+HC_STREAMS: int = 16
+
+def kda(pool: Pool, x: int, q: Weight, k: Weight, v: Weight, f_a: Weight, f_b: Weight, b: Weight, g_a: Weight, g_b: Weight, o: Weight, q_conv: int, k_conv: int, v_conv: int, a_log: int, dt_bias: int, norm: int, bound: float | None, norm_eps: float, tokens: int, dim: int, heads: int, head_dim: int, taps: int, conv: int, s: int, out: int) -> None: ...
+
+def mla_project(pool: Pool, x: int, q_a: Weight | None, q_a_norm: int, q_b: Weight, kv_a: Weight, kv_a_norm: int, k_up: Weight, latent_eps: float, inv_freq: int, start: int, tokens: int, dim: int, heads: int, kv_lora: int, nope: int, rope: int, q: int, rows: int, latent: int) -> None:
+    """`q_a` None: no query latent. `inv_freq` 0: no rotation."""
+
+def mla_attend(pool: Pool, q: int, cache: int, start: int, positions: int, offsets: int, v_up: Weight, o: Weight, scale: float, tokens: int, dim: int, heads: int, kv_lora: int, rope: int, v: int, out: int) -> None:
+    """`positions` 0: causal."""
+
+def index(pool: Pool, x: int, q_latent: int, wq_b: Weight, wk: Weight, proj: Weight, gate: Weight | None, norm: int, norm_bias: int, ape: int, inv_freq: int, rotary: int, norm_eps: float, tokens: int, dim: int, q_lora: int, heads: int, head_dim: int, pool_size: int, keep: int, keys: int, open_keys: int, open_gates: int, start: int, positions: int, offsets: int) -> None:
+    """`positions` 0: advance only, every query sees its whole past."""
+
+def mlp(pool: Pool, x: int, gate: Weight, up: Weight, down: Weight, limit: float, out: int, tokens: int) -> None: ...
+
+def route(pool: Pool, x: int, gate: Weight, bias: int, top_k: int, groups: int, topk_groups: int, scaling: float, normalize: bool, tokens: int, ids: int, weights: int) -> None: ...
+
+def experts(pool: Pool, x: int, ids: int, layout: RecordLayout, records: Sequence[tuple[int, int]], limit: float, out: int, tokens: int, top_k: int) -> None:
+    """records: (expert id, address of its record)."""

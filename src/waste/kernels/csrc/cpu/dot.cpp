@@ -1,0 +1,352 @@
+// Products of 16 weight rows with vectors, in float32 lanes, for every format; decoding of single rows.
+//
+// Row-major formats: lanes run along k, `sum` joins them at the end. Strip formats: lanes are the 16 rows; four
+// accumulators (k mod 4) per group of 128, joined and scaled at the end of the group. One vector or many, the
+// order is the same, so a token gets the same bits alone and in a batch.
+#include "dot.hpp"
+
+#include "simd.hpp"
+
+namespace waste {
+
+namespace {
+
+// ---- row-major
+
+template <std::size_t ROWS, std::size_t VECTORS, class T>
+WASTE_INLINE void rows_tile(const T *w, std::size_t cols, const float *const *x, float *const *y, std::size_t at) {
+  f32x16 acc[ROWS][VECTORS]{};
+  const std::size_t whole = cols / LANES * LANES;
+  for (std::size_t k = 0; k < whole; k += LANES) {
+    f32x16 v[VECTORS];
+    for (std::size_t t = 0; t < VECTORS; ++t) {
+      v[t] = load<f32x16>(x[t] + k);
+    }
+    for (std::size_t r = 0; r < ROWS; ++r) {
+      const f32x16 row = weights(w + r * cols + k);
+      for (std::size_t t = 0; t < VECTORS; ++t) {
+        acc[r][t] += row * v[t];
+      }
+    }
+  }
+  if (whole < cols) {
+    for (std::size_t r = 0; r < ROWS; ++r) {
+      T part[LANES] = {};
+      std::memcpy(part, w + r * cols + whole, (cols - whole) * sizeof(T));
+      const f32x16 row = weights(part);
+      for (std::size_t t = 0; t < VECTORS; ++t) {
+        acc[r][t] += row * load_part(x[t] + whole, cols - whole);
+      }
+    }
+  }
+  for (std::size_t r = 0; r < ROWS; ++r) {
+    for (std::size_t t = 0; t < VECTORS; ++t) {
+      y[t][at + r] = sum(acc[r][t]);
+    }
+  }
+}
+
+template <std::size_t VECTORS, class T>
+WASTE_INLINE void rows_tokens(const T *w, std::size_t cols, std::size_t rows, const float *const *x, float *const *y,
+                              std::size_t at) {
+  std::size_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    rows_tile<4, VECTORS>(w + r * cols, cols, x, y, at + r);
+  }
+  for (; r < rows; ++r) {
+    rows_tile<1, VECTORS>(w + r * cols, cols, x, y, at + r);
+  }
+}
+
+template <class T>
+WASTE_INLINE void rows(const T *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
+                       float *const *y, std::size_t at) {
+  std::size_t t = 0;
+  for (; t + 2 <= tokens; t += 2) {
+    rows_tokens<2>(w, cols, count, x + t, y + t, at);
+  }
+  if (t < tokens) {
+    rows_tokens<1>(w, cols, count, x + t, y + t, at);
+  }
+}
+
+template <class T>
+WASTE_INLINE void rows_f64(const T *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
+                           double *const *y, std::size_t at) {
+  const std::size_t whole = cols / LANES * LANES;
+  for (std::size_t t = 0; t < tokens; ++t) {
+    for (std::size_t r = 0; r < count; ++r) {
+      const T *row = w + r * cols;
+      f64x8 low{}, high{};
+      for (std::size_t k = 0; k < whole; k += LANES) {
+        low += widen(row + k) * widen(x[t] + k);
+        high += widen(row + k + 8) * widen(x[t] + k + 8);
+      }
+      if (whole < cols) {
+        T part[LANES] = {};
+        float v[LANES] = {};
+        std::memcpy(part, row + whole, (cols - whole) * sizeof(T));
+        std::memcpy(v, x[t] + whole, (cols - whole) * sizeof(float));
+        low += widen(part) * widen(v);
+        high += widen(part + 8) * widen(v + 8);
+      }
+      y[t][at + r] = sum(low + high);
+    }
+  }
+}
+
+// ---- strips
+
+// Column 4j + q of vector j, for q = 0..3, as floats: 16 rows each.
+WASTE_INLINE void columns_q8(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
+  const i32x16 v = load<i32x16>(codes + j * VECTOR);
+  column[0] = __builtin_convertvector((v << 24) >> 24, f32x16);
+  column[1] = __builtin_convertvector((v << 16) >> 24, f32x16);
+  column[2] = __builtin_convertvector((v << 8) >> 24, f32x16);
+  column[3] = __builtin_convertvector(v >> 24, f32x16);
+}
+
+// Columns 4j + q: vector j / 2, low nibbles for even j and high ones for odd.
+WASTE_INLINE void columns_q4(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
+  const i32x16 v = load<i32x16>(codes + j / 2 * VECTOR) >> static_cast<int>(j % 2 * 4);
+  column[0] = __builtin_convertvector((v & 15) - 8, f32x16);
+  column[1] = __builtin_convertvector(((v >> 8) & 15) - 8, f32x16);
+  column[2] = __builtin_convertvector(((v >> 16) & 15) - 8, f32x16);
+  column[3] = __builtin_convertvector(((v >> 24) & 15) - 8, f32x16);
+}
+
+template <Format FORMAT> WASTE_INLINE void columns(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
+  if constexpr (FORMAT == Format::q8) {
+    columns_q8(codes, j, column);
+  } else {
+    columns_q4(codes, j, column);
+  }
+}
+
+// 128 inputs of group g; zeros beyond the last column.
+WASTE_INLINE const float *inputs(const float *x, std::size_t g, std::size_t cols, float *padded) {
+  const std::size_t left = cols - g * GROUP;
+  if (left >= GROUP) {
+    return x + g * GROUP;
+  }
+  std::memset(padded, 0, GROUP * sizeof(float));
+  std::memcpy(padded, x + g * GROUP, left * sizeof(float));
+  return padded;
+}
+
+template <Format FORMAT>
+WASTE_INLINE f32x16 strip_one(const std::uint8_t *strip, std::size_t cols, const float *x) {
+  f32x16 total{};
+  for (std::size_t g = 0; g * GROUP < cols; ++g) {
+    float padded[GROUP];
+    const float *v = inputs(x, g, cols, padded);
+    const std::uint8_t *codes = strip + SCALES;
+    f32x16 acc[4]{};
+    for (std::size_t j = 0; j < GROUP / 4; ++j) {
+      f32x16 column[4];
+      columns<FORMAT>(codes, j, column);
+      for (std::size_t q = 0; q < 4; ++q) {
+        acc[q] += column[q] * v[4 * j + q];
+      }
+    }
+    total += ((acc[0] + acc[1]) + (acc[2] + acc[3])) * halves(strip);
+    strip += group_bytes(FORMAT);
+  }
+  return total;
+}
+
+template <std::size_t VECTORS>
+WASTE_INLINE void strip_group(const f32x16 *column, const float *const *v, f32x16 scale, f32x16 *total) {
+  f32x16 acc[VECTORS][4]{};
+  for (std::size_t j = 0; j < GROUP / 4; ++j) {
+    for (std::size_t q = 0; q < 4; ++q) {
+      for (std::size_t t = 0; t < VECTORS; ++t) {
+        acc[t][q] += column[4 * j + q] * v[t][4 * j + q];
+      }
+    }
+  }
+  for (std::size_t t = 0; t < VECTORS; ++t) {
+    total[t] += ((acc[t][0] + acc[t][1]) + (acc[t][2] + acc[t][3])) * scale;
+  }
+}
+
+// Many vectors: each group is decoded once for all of them.
+template <Format FORMAT>
+WASTE_INLINE void strip_many(const std::uint8_t *strip, std::size_t cols, const float *const *x, std::size_t tokens,
+                             f32x16 *total) {
+  for (std::size_t t = 0; t < tokens; ++t) {
+    total[t] = f32x16{};
+  }
+  for (std::size_t g = 0; g * GROUP < cols; ++g) {
+    f32x16 column[GROUP];
+    for (std::size_t j = 0; j < GROUP / 4; ++j) {
+      columns<FORMAT>(strip + SCALES, j, column + 4 * j);
+    }
+    const f32x16 scale = halves(strip);
+    float padded[2][GROUP];
+    std::size_t t = 0;
+    for (; t + 2 <= tokens; t += 2) {
+      const float *v[2] = {inputs(x[t], g, cols, padded[0]), inputs(x[t + 1], g, cols, padded[1])};
+      strip_group<2>(column, v, scale, total + t);
+    }
+    if (t < tokens) {
+      const float *v[1] = {inputs(x[t], g, cols, padded[0])};
+      strip_group<1>(column, v, scale, total + t);
+    }
+    strip += group_bytes(FORMAT);
+  }
+}
+
+template <Format FORMAT>
+WASTE_INLINE void strip_rows(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                             const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
+  if (tokens == 1) {
+    float lane[STRIP];
+    store(lane, strip_one<FORMAT>(strip, cols, x[0]));
+    std::memcpy(y[0] + at, lane + begin, (end - begin) * sizeof(float));
+    return;
+  }
+  f32x16 total[TOKENS];
+  strip_many<FORMAT>(strip, cols, x, tokens, total);
+  for (std::size_t t = 0; t < tokens; ++t) {
+    float lane[STRIP];
+    store(lane, total[t]);
+    std::memcpy(y[t] + at, lane + begin, (end - begin) * sizeof(float));
+  }
+}
+
+template <Format FORMAT>
+WASTE_INLINE void strip_f64(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                            const float *const *x, std::size_t tokens, double *const *y, std::size_t at) {
+  double total[TOKENS][STRIP] = {};
+  for (std::size_t g = 0; g * GROUP < cols; ++g) {
+    float scale[STRIP], column[GROUP][STRIP];
+    store(scale, halves(strip));
+    for (std::size_t j = 0; j < GROUP / 4; ++j) {
+      f32x16 four[4];
+      columns<FORMAT>(strip + SCALES, j, four);
+      std::memcpy(column[4 * j], four, sizeof four);
+    }
+    for (std::size_t t = 0; t < tokens; ++t) {
+      float padded[GROUP];
+      const float *v = inputs(x[t], g, cols, padded);
+      double acc[STRIP] = {};
+      for (std::size_t k = 0; k < GROUP; ++k) {
+        for (std::size_t r = 0; r < STRIP; ++r) {
+          acc[r] += static_cast<double>(column[k][r]) * v[k];
+        }
+      }
+      for (std::size_t r = 0; r < STRIP; ++r) {
+        total[t][r] += acc[r] * scale[r];
+      }
+    }
+    strip += group_bytes(FORMAT);
+  }
+  for (std::size_t t = 0; t < tokens; ++t) {
+    std::memcpy(y[t] + at, total[t] + begin, (end - begin) * sizeof(double));
+  }
+}
+
+} // namespace
+
+// ---- one function per format, so that each can have its clones
+
+WASTE_CLONES void dot_f32(const float *w, std::size_t cols, std::size_t count, const float *const *x,
+                          std::size_t tokens, float *const *y, std::size_t at) {
+  rows(w, cols, count, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_bf16(const std::uint16_t *w, std::size_t cols, std::size_t count, const float *const *x,
+                           std::size_t tokens, float *const *y, std::size_t at) {
+  rows(w, cols, count, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_f32_f64(const float *w, std::size_t cols, std::size_t count, const float *const *x,
+                              std::size_t tokens, double *const *y, std::size_t at) {
+  rows_f64(w, cols, count, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_bf16_f64(const std::uint16_t *w, std::size_t cols, std::size_t count, const float *const *x,
+                               std::size_t tokens, double *const *y, std::size_t at) {
+  rows_f64(w, cols, count, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_q8(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                         const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
+  strip_rows<Format::q8>(strip, cols, begin, end, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_q4(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                         const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
+  strip_rows<Format::q4>(strip, cols, begin, end, x, tokens, y, at);
+}
+
+void dot_block(const Weight &w, std::size_t block, std::size_t begin, std::size_t end, const float *const *x,
+               std::size_t tokens, float *const *y, std::size_t first) {
+  const std::size_t at = begin - first, base = block * STRIP;
+  switch (w.format) {
+  case Format::f32:
+    return dot_f32(reinterpret_cast<const float *>(w.data) + begin * w.cols, w.cols, end - begin, x, tokens, y, at);
+  case Format::bf16:
+    return dot_bf16(reinterpret_cast<const std::uint16_t *>(w.data) + begin * w.cols, w.cols, end - begin, x, tokens,
+                    y, at);
+  case Format::q8:
+    return dot_q8(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::q4:
+    return dot_q4(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  }
+}
+
+void dot_block_f64(const Weight &w, std::size_t block, std::size_t begin, std::size_t end, const float *const *x,
+                   std::size_t tokens, double *const *y, std::size_t first) {
+  const std::size_t at = begin - first, base = block * STRIP;
+  switch (w.format) {
+  case Format::f32:
+    return dot_f32_f64(reinterpret_cast<const float *>(w.data) + begin * w.cols, w.cols, end - begin, x, tokens, y,
+                       at);
+  case Format::bf16:
+    return dot_bf16_f64(reinterpret_cast<const std::uint16_t *>(w.data) + begin * w.cols, w.cols, end - begin, x,
+                        tokens, y, at);
+  case Format::q8:
+    return strip_f64<Format::q8>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::q4:
+    return strip_f64<Format::q4>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  }
+}
+
+void decode_row(const Weight &w, std::size_t row, float *out) {
+  switch (w.format) {
+  case Format::f32:
+    std::memcpy(out, w.data + row * w.cols * sizeof(float), w.cols * sizeof(float));
+    return;
+  case Format::bf16:
+    for (std::size_t k = 0; k < w.cols; ++k) {
+      std::uint16_t bits;
+      std::memcpy(&bits, w.data + (row * w.cols + k) * sizeof bits, sizeof bits);
+      out[k] = std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    }
+    return;
+  case Format::q8:
+  case Format::q4:
+    break;
+  }
+  const std::size_t lane = row % STRIP;
+  const std::uint8_t *group = w.strip(row / STRIP);
+  for (std::size_t g = 0; g < w.groups(); ++g, group += group_bytes(w.format)) {
+    float scale[STRIP];
+    store(scale, halves(group));
+    const std::size_t left = w.cols - g * GROUP, count = left < GROUP ? left : GROUP;
+    for (std::size_t k = 0; k < count; ++k) {
+      int code;
+      if (w.format == Format::q8) {
+        code = static_cast<std::int8_t>(group[SCALES + k / 4 * VECTOR + 4 * lane + k % 4]);
+      } else {
+        const int byte = group[SCALES + k / 8 * VECTOR + 4 * lane + k % 4];
+        code = (k % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+      }
+      out[g * GROUP + k] = static_cast<float>(code) * scale[lane];
+    }
+  }
+}
+
+} // namespace waste

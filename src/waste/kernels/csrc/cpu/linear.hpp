@@ -1,0 +1,44 @@
+// Matrix products over a chunk of tokens: several independent ones as one parallel loop.
+#pragma once
+
+#include "dot.hpp"
+#include "pool.hpp"
+
+#include <span>
+
+namespace waste {
+
+// y[t][row - begin] = w[row] . x[t] for rows begin <= row < end. Vectors are given one pointer each, so that they
+// may lie anywhere: rows of a matrix, heads of a query, the tokens of an expert.
+struct Product {
+  const Weight *w;
+  const float *const *x;
+  float *const *y;
+  std::size_t tokens;
+  std::size_t begin;
+  std::size_t end;
+};
+
+// All rows of w.
+inline Product product(const Weight &w, const float *const *x, float *const *y, std::size_t tokens) {
+  return Product{&w, x, y, tokens, 0, w.rows};
+}
+
+// Pointers to `count` rows of a matrix, `stride` numbers apart.
+template <class T> T **rows_of(Stage &stage, T *base, std::size_t stride, std::size_t count) {
+  T **rows = stage.array<T *>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    rows[i] = base + i * stride;
+  }
+  return rows;
+}
+
+void multiply(Stage &stage, std::span<const Product> products);
+
+// One product accumulated in float64: for logits that end in a choice.
+void multiply_f64(Stage &stage, const Weight &w, const float *const *x, double *const *y, std::size_t tokens);
+
+// y (T, rows) = x (T, cols) @ w^T, both row-major.
+void linear(Pool &pool, const float *x, const Weight &w, float *y, std::size_t tokens);
+
+} // namespace waste

@@ -1,0 +1,228 @@
+"""Feed-forwards of the `cpu` backend: dense MLP, router, routed experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from waste.backends.base import MlpWeights, Routing
+from waste.backends.shapes import ExpertShape, RouterShape
+from waste.container.layout import RecordLayout, pack_record
+from waste.quant import get
+
+F32 = npt.NDArray[np.float32]
+
+
+def normal(rng: np.random.Generator, *shape: int) -> F32:
+    return rng.standard_normal(shape, np.float32)
+
+
+def swiglu(x: F32, gate: F32, up: F32, down: F32, limit: float | None) -> Any:
+    g, u = x.astype(np.float64) @ gate.T.astype(np.float64), x.astype(np.float64) @ up.T.astype(np.float64)
+    if limit is not None:
+        g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
+    return g / (1 + np.exp(-g)) * u @ down.T.astype(np.float64)
+
+
+# ---- dense
+
+
+@pytest.mark.parametrize("limit", [None, 4.0])
+@pytest.mark.parametrize(("dim", "inner"), [(40, 17), (130, 200), (1, 1)])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_mlp(
+    lab: Any, rng: np.random.Generator, fmt: str, dim: int, inner: int, tokens: int, limit: float | None
+) -> None:
+    arrays = normal(rng, inner, dim), normal(rng, inner, dim), normal(rng, dim, inner)
+    x = normal(rng, tokens, dim)
+    stored = (get(fmt).decode(get(fmt).encode(a), *a.shape) for a in arrays)
+    found = lab.cpu.mlp(x, MlpWeights(*(lab.weight(lab.cpu, a, fmt) for a in arrays)), limit)
+    lab.close(found, swiglu(x, *stored, limit), 3e-6)
+
+
+def test_the_gate_has_no_lower_clamp(lab: Any) -> None:
+    one = np.ones((1, 1), np.float32)
+    w = MlpWeights(*(lab.weight(lab.cpu, a) for a in (one, -one, one)))
+    for value in (-6.0, 6.0):
+        g, u = min(value, 4.0), max(-value, -4.0) if value > 0 else 4.0
+        found = lab.cpu.mlp(np.float32([[value]]), w, 4.0)
+        assert found[0, 0] == pytest.approx(g / (1 + np.exp(-g)) * u, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e20])
+def test_mlp_of_extreme_inputs(lab: Any, rng: np.random.Generator, size: float) -> None:
+    arrays = normal(rng, 30, 20), normal(rng, 30, 20), normal(rng, 20, 30)
+    x = (normal(rng, 3, 20).astype(np.float64) * size).astype(np.float32)
+    w = MlpWeights(*(lab.weight(lab.cpu, a) for a in arrays))
+    with np.errstate(over="ignore"):
+        expected = swiglu(x, *arrays, 10.0) if size > 1e-30 else np.zeros((3, 20))
+    lab.close(lab.cpu.mlp(x, w, 10.0), expected, 3e-6)
+
+
+def test_activation_over_its_whole_range(lab: Any) -> None:
+    """silu through an MLP of one channel a token: within 1e-6 relative, down to where it underflows."""
+    x = np.concatenate([np.linspace(-100, 100, 4001), [-1e4, 1e4, 0]]).astype(np.float32)[:, None]
+    one, zero = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+    up = lab.weight(lab.cpu, np.float32([[0.0, 1.0]]))
+    gate, down = lab.weight(lab.cpu, np.concatenate([one, zero], 1)), lab.weight(lab.cpu, np.float32([[1.0], [0.0]]))
+    found = lab.cpu.mlp(np.concatenate([x, np.ones_like(x)], 1), MlpWeights(gate, up, down), None)[:, 0]
+    wide = x[:, 0].astype(np.float64)
+    expected = wide / (1 + np.exp(np.minimum(-wide, 700)))
+    assert np.allclose(found, expected, rtol=1e-6, atol=1e-36)
+
+
+# ---- router
+
+
+def router(experts: int, top_k: int, groups: int = 1, topk_groups: int = 1, normalize: bool = True) -> RouterShape:
+    return RouterShape(experts, top_k, groups, topk_groups, 2.5, normalize)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        router(32, 4),
+        router(288, 8),
+        router(7, 7),
+        router(24, 6, 4, 2),
+        router(256, 8, 8, 4),
+        router(16, 3, 1, 1, False),
+    ],
+    ids=str,
+)
+def test_route_agrees_with_the_oracle(lab: Any, rng: np.random.Generator, shape: RouterShape) -> None:
+    gate, bias, x = normal(rng, shape.experts, 50) / 5, normal(rng, shape.experts) / 5, normal(rng, 9, 50)
+    found, expected = (
+        ops.route(ops.vector(x), lab.weight(ops, gate), ops.vector(bias), shape) for ops in (lab.cpu, lab.oracle)
+    )
+    assert np.array_equal(found.ids, expected.ids)
+    lab.close(found.weights, expected.weights, 3e-7)
+
+
+def test_route_with_every_gate_format(lab: Any, rng: np.random.Generator, fmt: str) -> None:
+    shape, gate, bias, x = router(40, 5), normal(rng, 40, 140), normal(rng, 40), normal(rng, 5, 140) / 8
+    found, expected = (
+        ops.route(ops.vector(x), lab.weight(ops, gate, fmt), ops.vector(bias), shape) for ops in (lab.cpu, lab.oracle)
+    )
+    assert np.array_equal(found.ids, expected.ids)
+    lab.close(found.weights, expected.weights, 3e-7)
+
+
+def test_bias_moves_the_choice_and_not_the_weight(lab: Any, rng: np.random.Generator) -> None:
+    gate, x = normal(rng, 12, 20), normal(rng, 1, 20)
+    bias = np.zeros(12, np.float32)
+    bias[7] = 10.0
+    found = lab.cpu.route(x, lab.weight(lab.cpu, gate), bias, router(12, 3, normalize=False))
+    assert found.ids[0, 0] == 7
+    assert found.weights[0, 0] == pytest.approx(2.5 / (1 + np.exp(-(gate[7].astype(float) @ x[0]))), rel=1e-6)
+
+
+def test_ties_go_to_the_lower_expert(lab: Any) -> None:
+    x, bias = np.ones((2, 10), np.float32), np.zeros(20, np.float32)
+    for gate in (np.zeros((20, 10), np.float32), np.full((20, 10), 9.0, np.float32)):  # all 1/2; all 1, saturated
+        w = lab.weight(lab.cpu, gate)
+        assert lab.cpu.route(x, w, bias, router(20, 4)).ids.tolist() == [[0, 1, 2, 3]] * 2
+        assert lab.cpu.route(x, w, bias, router(20, 4, 5, 2)).ids.tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_zero_scores_do_not_divide_by_zero(lab: Any) -> None:
+    gate = lab.weight(lab.cpu, np.full((8, 4), -1e4, np.float32))
+    routing = lab.cpu.route(np.ones((1, 4), np.float32), gate, np.zeros(8, np.float32), router(8, 2))
+    assert routing.ids.tolist() == [[0, 1]]
+    assert routing.weights.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_route_of_broken_inputs_names_existing_experts(lab: Any, rng: np.random.Generator, value: float) -> None:
+    x = normal(rng, 2, 20)
+    x[0, 3] = value
+    shape = router(24, 6, 4, 2)
+    ids = lab.cpu.route(x, lab.weight(lab.cpu, normal(rng, 24, 20)), normal(rng, 24), shape).ids
+    for row in ids:
+        assert sorted(set(row.tolist())) == sorted(row.tolist())
+        assert all(0 <= e < 24 for e in row)
+
+
+def test_route_threads_and_grouping_change_no_bit(lab: Any, rng: np.random.Generator) -> None:
+    gate, bias, x = normal(rng, 96, 200), normal(rng, 96), normal(rng, 70, 200)
+
+    def run(ops: Any, part: slice) -> list[Any]:
+        routing = ops.route(x[part], lab.weight(ops, gate), bias, router(96, 8, 6, 3))
+        return [routing.ids, routing.weights]
+
+    lab.laws(lambda: run, 70)
+
+
+def test_impossible_routers_are_refused(lab: Any, rng: np.random.Generator) -> None:
+    for shape in (router(10, 3, 4, 2), router(8, 5, 4, 2)):
+        gate = lab.weight(lab.cpu, normal(rng, shape.experts, 4))
+        with pytest.raises(ValueError, match="router"):
+            lab.cpu.route(np.ones((1, 4), np.float32), gate, np.zeros(shape.experts, np.float32), shape)
+
+
+# ---- routed experts
+
+
+def bank(rng: np.random.Generator, layout: RecordLayout, experts: int) -> list[tuple[int, Any]]:
+    return [
+        (e, pack_record(0, e, layout, *(get(s.fmt).encode(normal(rng, s.rows, s.cols)) for s in layout.sections)))
+        for e in range(experts)
+    ]
+
+
+def random_routing(rng: np.random.Generator, tokens: int, top_k: int, experts: int) -> Routing:
+    ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
+    return Routing(ids, rng.random((tokens, top_k), np.float32))
+
+
+@pytest.mark.parametrize("formats", [("q4", "q8", "bf16"), ("q4", "q4", "q4"), ("f32", "f32", "f32")], ids="-".join)
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_experts_agree_with_the_oracle(
+    lab: Any, rng: np.random.Generator, formats: tuple[str, str, str], tokens: int
+) -> None:
+    shape = ExpertShape(140, 33, 4.0)
+    layout = RecordLayout.of(*formats, shape.hidden, shape.inner)
+    records, x = bank(rng, layout, 6), normal(rng, tokens, 140)
+    routing = random_routing(rng, tokens, 3, 6)
+    outs = []
+    for ops in (lab.cpu, lab.oracle):
+        out = ops.zeros(tokens, 3, 140)
+        own = Routing(routing.ids, ops.vector(routing.weights))
+        ops.experts(ops.vector(x), own, layout, records, shape, out)
+        outs.append(out)
+    lab.close(*outs, 3e-6)
+
+
+def test_waves_fill_their_own_rows_only(lab: Any, rng: np.random.Generator) -> None:
+    shape = ExpertShape(40, 20, None)
+    layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
+    records, x, routing = bank(rng, layout, 5), normal(rng, 7, 40), random_routing(rng, 7, 2, 5)
+    whole = np.zeros((7, 2, 40), np.float32)
+    lab.cpu.experts(x, routing, layout, records, shape, whole)
+    waves = np.full((7, 2, 40), 3.0, np.float32)
+    lab.cpu.experts(x, routing, layout, [], shape, waves)
+    for wave in ([records[4]], [], records[1:4]):
+        lab.cpu.experts(x, routing, layout, wave, shape, waves)
+    done = routing.ids != 0
+    assert np.array_equal(waves[done], whole[done])
+    assert (waves[~done] == 3.0).all()
+
+
+def test_expert_threads_and_grouping_change_no_bit(lab: Any, rng: np.random.Generator) -> None:
+    """70 tokens of top 8 are more vectors than run together, so this also crosses that border."""
+    shape = ExpertShape(70, 40, 10.0)
+    layout = RecordLayout.of("q4", "q4", "q8", 70, 40)
+    records, x, routing = bank(rng, layout, 12), normal(rng, 70, 70), random_routing(rng, 70, 8, 12)
+
+    def run(ops: Any, part: slice) -> list[F32]:
+        own = Routing(np.ascontiguousarray(routing.ids[part]), np.ascontiguousarray(routing.weights[part]))
+        out = ops.zeros(len(own.ids), 8, 70)
+        ops.experts(x[part], own, layout, records, shape, out)
+        return [out, ops.combine(out, own, None)]
+
+    lab.laws(lambda: run, 70)
+    w = [lab.weight(lab.cpu, a) for a in (normal(rng, 90, 70), normal(rng, 90, 70), normal(rng, 70, 90))]
+    lab.laws(lambda: lambda ops, part: [ops.mlp(x[part], MlpWeights(*w), 10.0)], 70)
