@@ -38,7 +38,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture(scope="session", params=["cpu", "reference"])
 def exact_engine(request: pytest.FixtureRequest, exact_nano: Path) -> Iterator[Engine]:
-    with Engine.open(exact_nano, ram="4GiB", backend=request.param) as engine:
+    with Engine.open(exact_nano, ram="4GiB", backend=request.param, threads=1) as engine:
         yield engine
 
 

@@ -127,9 +127,7 @@ def kept_by_definition(row: np.ndarray, params: SamplingParams) -> set[int]:
     top_p=st.floats(0.001, 0.999),  # both sums are rounded; ties on the border itself are not the point
     min_p=st.floats(0.0001, 0.99),
 )
-def test_filters_keep_what_their_definition_says(
-    values: list[int], top_k: int, top_p: float, min_p: float
-) -> None:
+def test_filters_keep_what_their_definition_says(values: list[int], top_k: int, top_p: float, min_p: float) -> None:
     row = np.array(values, dtype=np.float32) / 7
     params = SamplingParams(temperature=1e6, top_k=top_k, top_p=top_p, min_p=min_p, seed=0)
     if not params.greedy:  # the temperature makes the kept ones equally likely

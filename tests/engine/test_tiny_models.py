@@ -44,8 +44,10 @@ def build(architecture: str, options: list[str], tokens: int, folder: Path):
     checkpoint, container = folder / "checkpoint", folder / "model.waste"
     tiny_checkpoint.main([architecture, str(checkpoint), *options])
     recorded = folder / "oracle.npz"
+    # transformers cannot continue a model that has no attention layer at all.
+    greedy = "0" if "1" in options and "--layers" in options else "8"
     transformers_oracle.main(
-        [str(checkpoint), "--random", str(tokens), "--greedy", "8", "--trace", "--out", str(recorded)]
+        [str(checkpoint), "--random", str(tokens), "--greedy", greedy, "--trace", "--out", str(recorded)]
     )
     convert(str(checkpoint), container, ConvertOptions(experts="f32", trunk="f32"))
     return container, np.load(recorded)
@@ -73,11 +75,12 @@ def test_other_families_equal_transformers(family: str, backend: str, tmp_path: 
 
 
 def compare(container: Path, oracle, backend: str, recorder) -> None:
-    with Engine.open(container, ram="2GiB", backend=backend) as engine:
+    with Engine.open(container, ram="2GiB", backend=backend, threads=1) as engine:
         session = engine.session()
         logits = session.eval(oracle["input_ids"], all_logits=True, trace=recorder)
         made, row = [], logits[-1]
-        for _ in range(len(oracle["greedy_ids"])):
+        wanted = oracle["greedy_ids"].tolist() if "greedy_ids" in oracle else []
+        for _ in wanted:
             made.append(int(row.argmax()))
             row = session.eval(made[-1:])
         kinds = engine.config.attention, engine.config.moe_layers
@@ -95,7 +98,7 @@ def compare(container: Path, oracle, backend: str, recorder) -> None:
                 for got, want in list(zip(mine, oracle[name], strict=True))[:unclear]:
                     np.testing.assert_array_equal(np.sort(got), np.unique(want[want >= 0]))
     if unclear is None:
-        assert made == oracle["greedy_ids"].tolist()
+        assert made == wanted
 
 
 def first_unclear(oracle, kinds) -> int | None:

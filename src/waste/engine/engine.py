@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 
 from waste.backends.base import Ops
 from waste.container.manifest import Manifest
-from waste.container.reader import Container
+from waste.chat.format import JSON as CHAT_FILE
+from waste.chat.format import ChatFormat
+from waste.chat.format import from_json as read_chat
+from waste.container.reader import Bank, Container
 from waste.engine.session import Session
 from waste.errors import ResourceError, UsageError
 from waste.events import Notice, OnEvent, ignore
@@ -21,14 +24,15 @@ from waste.models.model import Model, TrunkTensors
 from waste.models.spec import TRUNK_FILE
 from waste.planner.footprint import HEALTHY_SHARE, PREFILL_CHUNK, Budget, divide
 from waste.tiers.cache import ExpertCache
-from waste.tokenizer import Tokenizer
+from waste.tokenizer import Tokenizer, from_files
 from waste.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from waste.chat import Chat
     from waste.generate import Generation
 
 BACKENDS = ("cpu", "reference")
+
+TEMPLATE_FILE = "chat_template.jinja"
 
 # A session's token limit unless asked otherwise: long enough for a report, short enough that its caches
 # do not crowd out experts. The model's own limit may be a million.
@@ -39,11 +43,12 @@ class Engine:
     """A model ready to evaluate. Use `Engine.open`; close it, or use it as a context manager."""
 
     def __init__(
-        self, container: Container, model: Model, cache: ExpertCache, budget: Budget, context: int, load_s: float
+        self, container: Container, model: Model, banks: dict[int, Bank], budget: Budget, context: int, load_s: float
     ) -> None:
         self.container = container
         self.model = model
-        self.cache = cache
+        self.banks = banks  # by layer
+        self.cache = ExpertCache(banks, budget.slots)
         self.budget = budget
         self.context = context  # tokens a session can hold
         self.load_s = load_s
@@ -62,24 +67,20 @@ class Engine:
 
         ram: the whole budget of this process, bytes or "4GiB"; default 72 % of the memory that is free.
         ctx: tokens a session can hold; default 8,192, never more than the model's own limit.
-        threads: of the `cpu` backend; default one for each core this process may use.
+        threads: default one for each core this process may use. (`reference`: torch's own default, process-wide.)
         Raises InputError (missing or damaged container), ResourceError (budget too small), UsageError.
         """
         began = time.perf_counter()
         ops = _ops(backend, threads)
         container = Container.open(Path(path))
-        try:
-            config = ModelConfig.from_json(container.manifest.config)
-            context = _context(ctx, config, on_event)
-            budget = divide(config, container.manifest, _ram(ram, on_event), context, memory.resident_bytes())
-            blobs = container.load_tensors(TRUNK_FILE, on_event)
-            entries = {t.name: t for t in container.manifest.tensors if t.file == TRUNK_FILE}
-            model = Model(config, ops, TrunkTensors(config, ops, entries, blobs))
-            cache = ExpertCache({i: container.bank(i) for i in config.moe_layers}, budget.slots)
-        except BaseException:
-            container.close()
-            raise
-        return Engine(container, model, cache, budget, context, time.perf_counter() - began)
+        config = ModelConfig.from_json(container.manifest.config)
+        context = _context(ctx, config, on_event)
+        budget = divide(config, container.manifest, _ram(ram, on_event), context, memory.resident_bytes())
+        blobs = container.load_tensors(TRUNK_FILE, on_event)
+        entries = {entry.name: entry for entry in container.manifest.tensors_of(TRUNK_FILE)}
+        model = Model(config, ops, TrunkTensors(config, ops, entries, blobs))
+        banks = {layer: container.bank(layer) for layer in config.moe_layers}
+        return Engine(container, model, banks, budget, context, time.perf_counter() - began)
 
     @property
     def config(self) -> ModelConfig:
@@ -96,15 +97,46 @@ class Engine:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_files(self.container.read_file("tokenizer.model"), self.container.read_file("tokenizer.json"))
+        return from_files(self.container.read_file("tokenizer.model"), self.container.read_file("tokenizer.json"))
+
+    @cached_property
+    def chat(self) -> ChatFormat:
+        """How the model chats. A model without a template has a format that says so when it is used."""
+        names = {entry.name for entry in self.manifest.files}
+        template = self.container.read_file(TEMPLATE_FILE).decode() if TEMPLATE_FILE in names else None
+        return read_chat(self.container.read_file(CHAT_FILE), template)
 
     def session(self, *, chunk: int = PREFILL_CHUNK) -> Session:
         """A new, empty timeline. `chunk`: tokens per prefill pass; it changes speed, not results."""
         return Session(self.model, self.cache, self.context, chunk=chunk)
 
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> Generation:
+        """Answer one prompt on a new session; `waste.generate` has the long form (streaming, stop strings, ...).
+
+        raw: go on with the prompt's text instead of asking it in the model's chat format.
+        """
+        from waste.engine.sampling import SamplingParams
+        from waste.generate import chat_prompt, generate, raw_prompt
+
+        question = raw_prompt(self, prompt) if raw else chat_prompt(self, prompt, system=system)
+        sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+        return generate(self, question, sampling=sampling, max_tokens=max_tokens)
+
     def close(self) -> None:
+        """Stop the readers and close the banks. Sessions of this engine end with it."""
         self.cache.close()
-        self.container.close()
+        for bank in self.banks.values():
+            bank.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -122,7 +154,12 @@ def _ops(backend: str, threads: int | None) -> Ops:
 
         return CpuOps(threads=threads or len(os.sched_getaffinity(0)))
     if backend == "reference":
+        import torch
+
         from waste.backends.reference import ReferenceOps
+
+        if threads is not None:
+            torch.set_num_threads(threads)
 
         return ReferenceOps()
     raise UsageError(f"unknown backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")

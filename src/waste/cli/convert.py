@@ -1,0 +1,162 @@
+"""`waste convert`: from a Hugging Face checkpoint to a container, or what that would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from waste.cli import options
+from waste.cli.config import Config
+from waste.cli.output import Output
+from waste.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from waste.convert import Preflight
+    from waste.models.spec import Formats
+
+SCHEMA = "waste.convert/1"
+SHORT = "Make a container of a Hugging Face checkpoint."
+HELP = """\
+\b
+waste convert zai-org/GLM-5.3-Flash glm.waste
+waste convert ./checkpoint model.waste --experts q4 --trunk q8
+waste convert ./checkpoint model.waste --dry-run
+
+Reads SRC, a directory or a model of the Hugging Face Hub, and writes the container DST, a directory. Everything is
+checked before the first byte is written. It can be killed at any point: the same command goes on where it
+stopped, and the result is the same to the byte. stdout gets the path and size of what was written.
+
+Formats: f32 and bf16 are exact for BF16 releases; q8 takes half of bf16, q4 a quarter. HF_TOKEN, HF_HUB_OFFLINE,
+HF_HUB_CACHE and HF_ENDPOINT mean what they mean to other Hub programs.
+"""
+
+
+def convert(
+    ctx: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Checkpoint directory, or OWNER/NAME on the Hub.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Container to write, a directory: NAME.waste.")],
+    experts: Annotated[
+        str | None, typer.Option("--experts", metavar="FORMAT", help="f32, bf16, q8 or q4. Default: q4.")
+    ] = None,
+    trunk: Annotated[
+        str | None, typer.Option("--trunk", metavar="FORMAT", help="Everything else, the same choice. Default: q8.")
+    ] = None,
+    revision: options.Revision = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and report, write nothing.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Drop an unfinished conversion in DST.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a finished container in DST.")] = False,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> None:
+    """Its help is `HELP`."""
+    out: Output = ctx.obj
+    out.configure(quiet=quiet, verbose=verbose, no_color=no_color)
+    config = Config.load(out.env.environ)
+
+    from waste.convert import ConvertOptions, plan_conversion
+    from waste.convert import convert as run_conversion
+
+    chosen = ConvertOptions(
+        experts=config.parse("experts", experts),
+        trunk=config.parse("trunk", trunk),
+        revision=revision,
+        force=force,
+        restart=restart,
+        threads=config.get("threads", threads),
+    )
+    if dry_run:
+        report = plan_conversion(source, target, chosen, out.on_event)
+        if as_json:
+            out.json({"schema": SCHEMA, "dry_run": True, **_document(report)})
+        else:
+            out.table(list(_rows(report)), title="Nothing was written.")
+        return
+    if not quiet:  # the same checks again, and much cheaper than the conversion they announce
+        _announce(plan_conversion(source, target, chosen), target, out)
+    result = run_conversion(source, target, chosen, out.on_event)
+    out.detail(f"took {format_seconds(result.seconds)}, {format_bytes(result.resumed_bytes)} of the source done before")
+    if as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "dry_run": False,
+                "path": str(result.path),
+                "container_bytes": result.nbytes,
+                "seconds": result.seconds,
+                "unchanged": result.unchanged,
+                "resumed_bytes": result.resumed_bytes,
+                "notices": list(result.notices),
+            }
+        )
+    else:
+        out.table([(str(result.path), format_bytes(result.nbytes))])
+
+
+def _announce(report: Preflight, target: Path, out: Output) -> None:
+    """What is about to happen, in one line."""
+    if report.finished:
+        return
+    done = f", {format_bytes(report.done_bytes)} of it done before" if report.done_bytes else ""
+    fetched = f"{format_bytes(report.download_bytes)} to download, " if report.download_bytes else ""
+    out.notice(
+        f"{report.source} -> {target!s}: {format_count(report.weights)} weights, {fetched}"
+        f"{format_bytes(report.read_bytes)} to read, {format_bytes(report.write_bytes)} to write{done}, "
+        f"about {format_seconds(report.seconds)}"
+    )
+
+
+def _rows(report: Preflight) -> Iterator[tuple[str, str]]:
+    formats = report.formats
+    yield "source", report.source if report.revision is None else f"{report.source} at {report.revision}"
+    yield "model", f"{report.config.family}, {format_count(report.weights)} weights in {report.tensors} tensors"
+    yield "formats", f"experts {_experts(formats)}, trunk {formats.trunk}"
+    if report.download_bytes:
+        yield "to download", format_bytes(report.download_bytes)
+    yield "to read", format_bytes(report.read_bytes)
+    yield "to write", format_bytes(report.write_bytes)
+    if report.done_bytes:
+        yield "done before", format_bytes(report.done_bytes)
+    fits = report.free_bytes >= report.write_bytes - report.done_bytes
+    yield "free there", f"{format_bytes(report.free_bytes)}{'' if fits else ', too little'}"
+    yield "time", f"about {format_seconds(report.seconds)}"
+    for what, names in (("vision, skipped", report.vision), ("copies, skipped", report.copies)):
+        if names:
+            yield what, f"{len(names)} tensors, as {names[0]}"
+    if report.unused:
+        yield "unused", f"{len(report.unused)} tensors: {', '.join(report.unused)}"
+    if report.finished:
+        yield "target", "holds exactly this already"
+
+
+def _experts(formats: Formats) -> str:
+    kinds = dict.fromkeys((formats.gate, formats.up, formats.down))
+    return next(iter(kinds)) if len(kinds) == 1 else f"{formats.gate} {formats.up} {formats.down} (gate, up, down)"
+
+
+def _document(report: Preflight) -> dict[str, Any]:
+    return {
+        "source": report.source,
+        "revision": report.revision,
+        "family": report.config.family,
+        "weights": report.weights,
+        "tensors": report.tensors,
+        "formats": asdict(report.formats),
+        "download_bytes": report.download_bytes,
+        "read_bytes": report.read_bytes,
+        "write_bytes": report.write_bytes,
+        "done_bytes": report.done_bytes,
+        "free_bytes": report.free_bytes,
+        "expected_s": report.seconds,
+        "finished": report.finished,
+        "vision_tensors": list(report.vision),
+        "copied_tensors": list(report.copies),
+        "unused_tensors": list(report.unused),
+        "notices": list(report.notices),
+    }

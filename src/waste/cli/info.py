@@ -1,0 +1,294 @@
+"""`waste info`: what a container, a checkpoint, a Hub model or this machine is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from waste.cli import options
+from waste.cli.config import SETTINGS, Config
+from waste.cli.output import Output
+from waste.errors import InputError, UsageError, WasteError
+from waste.units import format_bytes
+
+if TYPE_CHECKING:
+    from waste.cli.model_facts import ModelFacts, Stored
+    from waste.container.reader import Container
+    from waste.models.config import ModelConfig
+    from waste.models.spec import Formats
+
+SCHEMA = "waste.info/1"
+SHORT = "What a container, a checkpoint or this machine is."
+HELP = """\
+\b
+waste info glm.waste
+waste info glm.waste --verify
+waste info zai-org/GLM-5.3-Flash --json
+waste info
+
+What MODEL holds, what a token costs, and what RAM buys. MODEL is a container, a checkpoint directory, or a model
+of the Hugging Face Hub, of which only the config and the headers of the weights are read. Without MODEL: this
+machine in brief.
+"""
+
+
+def info(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Container, checkpoint directory, or OWNER/NAME on the Hub.")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte of a container.")] = False,
+    settings: Annotated[bool, typer.Option("--config", help="The settings and where each comes from.")] = False,
+    context: options.Context = None,
+    revision: options.Revision = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> None:
+    """Its help is `HELP`."""
+    out: Output = ctx.obj
+    out.configure(quiet=quiet, verbose=verbose, no_color=no_color)
+    config = Config.load(out.env.environ)
+    if settings:
+        if model is not None:
+            raise UsageError("--config is about settings, not about a MODEL")
+        _show_settings(config, out, as_json)
+    elif model is None:
+        if verify:
+            raise UsageError("--verify needs a MODEL")
+        _show_machine(out, as_json)
+    elif _is_container(Path(model)):
+        if revision is not None:
+            raise UsageError("--revision is for models of the Hub")
+        _show_container(model, verify, config.get("ctx", context), out, as_json)
+    elif verify:
+        raise UsageError(f"--verify is for containers, and {model!r} is none")
+    else:
+        _show_checkpoint(model, revision, config.get("ctx", context), out, as_json)
+
+
+def _is_container(place: Path) -> bool:
+    """Anything that is there and is not a checkpoint; opening it says what it is, should it be neither."""
+    return place.exists() and (not (place / "config.json").exists() or (place / "manifest.json").exists())
+
+
+# -- containers
+
+
+def _show_container(name: str, verify: bool, context: int | None, out: Output, as_json: bool) -> None:
+    from waste.cli.model_facts import stored_document, stored_rows
+    from waste.container.manifest import MANIFEST_NAME
+    from waste.container.reader import Container
+    from waste.models.config import ModelConfig
+
+    container = Container.open(Path(name))
+    manifest = container.manifest
+    facts = _facts(ModelConfig.from_json(manifest.config), _formats(container), context)
+    stored = _stored(container)
+    disk_bytes = sum(manifest.file_sizes().values()) + (container.path / MANIFEST_NAME).stat().st_size
+    if not as_json:
+        out.table([("container", name), ("on disk", format_bytes(disk_bytes)), *facts.rows()], title="Model")
+        out.table(stored_rows(stored), title="Formats", right=(2, 3))
+        out.table(list(facts.cost_rows()), title="Running it")
+        out.table(_provenance(container), title="Provenance")
+    damage = _verify(container, out) if verify else None
+    if as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "kind": "container",
+                "path": name,
+                "disk_bytes": disk_bytes,
+                **facts.document(),
+                "formats": stored_document(stored),
+                "stop_ids": list(manifest.stop_ids),
+                "tool": manifest.tool,
+                "options": manifest.options,
+                "provenance": manifest.provenance,
+                "damage": damage,
+            }
+        )
+    elif damage is not None:
+        out.table([("damaged", place) for place in damage] or [("verified", "every byte")], title="Checksums")
+    if damage:
+        places = "1 place" if len(damage) == 1 else f"{len(damage)} places"
+        raise InputError(f"{name!r} is damaged in {places}: {damage[0]}", hint="copy it again, or convert again")
+
+
+def _verify(container: Container, out: Output) -> list[str]:
+    from waste.container.verify import verify
+
+    return verify(container, out.on_event)
+
+
+def _formats(container: Container) -> Formats:
+    from waste.models.spec import Formats
+
+    formats = container.manifest.formats
+    try:
+        return Formats(formats["gate"], formats["up"], formats["down"], formats["trunk"])
+    except KeyError as missing:
+        raise InputError(f"the manifest of {str(container.path)!r} does not say the format of {missing}") from None
+
+
+def _stored(container: Container) -> list[Stored]:
+    """Tensors and bytes of each file kind and format, experts counted as matrices, without padding."""
+    from waste.cli.model_facts import Stored
+    from waste.models.spec import DRAFT_FILE
+
+    count: Counter[tuple[str, str]] = Counter()
+    nbytes: Counter[tuple[str, str]] = Counter()
+    for entry in container.manifest.tensors:
+        key = ("draft" if entry.file == DRAFT_FILE else "trunk", entry.fmt)
+        count[key] += 1
+        nbytes[key] += entry.nbytes
+    for bank in container.manifest.banks:
+        for section in bank.layout.sections:
+            key = ("experts", section.fmt)
+            count[key] += bank.experts
+            nbytes[key] += bank.experts * section.nbytes
+    return [Stored(part, fmt, count[part, fmt], nbytes[part, fmt]) for part, fmt in count]
+
+
+def _provenance(container: Container) -> list[tuple[str, str]]:
+    manifest = container.manifest
+    origin = manifest.provenance
+    rows = [("made by", f"waste {manifest.tool.removeprefix('waste ')}")]
+    rows += [("option", f"{key} {value}") for key, value in sorted(manifest.options.items())]
+    rows += [(key, str(value)) for key, value in origin.items() if value and not isinstance(value, list | dict)]
+    files = origin.get("files") or []
+    if files:
+        rows.append(("source files", f"{len(files)}, {format_bytes(sum(file.get('nbytes', 0) for file in files))}"))
+    return rows
+
+
+# -- checkpoints, here or on the Hub
+
+
+def _show_checkpoint(name: str, revision: str | None, context: int | None, out: Output, as_json: bool) -> None:
+    from waste.cli.model_facts import Stored, stored_document, stored_rows
+    from waste.convert import ConvertOptions
+    from waste.convert.source import json_object, open_source, tensor_names
+    from waste.models.hf_config import CONFIG_FILE, GENERATION_FILE, from_hf
+
+    source = open_source(name, revision, out.on_event)
+    try:
+        read = {
+            file: json_object((source.directory / file).read_bytes(), file)
+            for file in (CONFIG_FILE, GENERATION_FILE)
+            if (source.directory / file).exists()
+        }
+        # The config first: a model that is not supported is refused before a header is asked for.
+        names = tensor_names(source.directory)
+        config, notices = from_hf(read[CONFIG_FILE], read.get(GENERATION_FILE), tensor_names=names)
+        headers = source.headers()
+    finally:
+        source.close()
+    for notice in notices:
+        out.notice(notice)
+    facts = _facts(config, ConvertOptions().formats, context)
+    dtypes = Counter(tensor.dtype for tensor in headers.tensors.values())
+    stored = [
+        Stored("weights", dtype, count, sum(t.nbytes for t in headers.tensors.values() if t.dtype == dtype))
+        for dtype, count in sorted(dtypes.items())
+    ]
+    disk_bytes = sum(headers.files.values())
+    container_bytes = facts.sizes.trunk_bytes + facts.sizes.draft_bytes + facts.sizes.bank_bytes
+    if as_json:
+        out.json(
+            {
+                "schema": SCHEMA,
+                "kind": "checkpoint",
+                "source": source.kind,
+                "name": source.name,
+                "revision": source.revision,
+                "disk_bytes": disk_bytes,
+                "files": len(headers.files),
+                **facts.document(),
+                "stored": stored_document(stored),
+                "container": {"options": ConvertOptions().recorded(), "weight_bytes": container_bytes},
+            }
+        )
+        return
+    head = [("checkpoint", source.name), ("weights", f"{format_bytes(disk_bytes)} in {len(headers.files)} files")]
+    if source.revision:
+        head.append(("revision", source.revision))
+    out.table([*head, *facts.rows()], title="Model")
+    out.table(stored_rows(stored), title="Formats", right=(2, 3))
+    chosen = " ".join(f"--{key} {value}" for key, value in ConvertOptions().recorded().items())
+    rows = [("on disk", f"{format_bytes(container_bytes)} of weights"), *facts.cost_rows()]
+    out.table(rows, title=f"As a container ({chosen})")
+
+
+def _facts(config: ModelConfig, formats: Formats, context: int | None) -> ModelFacts:
+    # Imported for their size: the RAM floor counts what the process of `waste run` occupies by itself.
+    import waste.generate
+    from waste.cli.model_facts import ModelFacts
+    from waste.engine.engine import DEFAULT_CONTEXT
+    from waste.hardware.memory import resident_bytes
+    from waste.planner.footprint import sizes
+
+    with contextlib.suppress(ImportError, WasteError):  # the kernels are not built: no reason to say nothing
+        import waste.backends.cpu  # noqa: F401
+    tokens = min(context or DEFAULT_CONTEXT, config.max_position_embeddings)
+    return ModelFacts(config, sizes(config, formats), tokens, resident_bytes())
+
+
+# -- this machine, and the settings
+
+
+def _show_machine(out: Output, as_json: bool) -> None:
+    from waste.hardware.brief import look
+
+    brief = look(Path())
+    if as_json:
+        out.json({"schema": SCHEMA, "kind": "machine", **_machine_document(brief)})
+        return
+    limit = f", limited to {format_bytes(brief.ram.limit_bytes)}" if brief.ram.limit_bytes is not None else ""
+    usable = f", {brief.usable_threads} usable here" if brief.usable_threads != brief.threads else ""
+    out.table(
+        [
+            ("system", brief.system),
+            ("CPU", brief.cpu),
+            ("cores", f"{brief.cores}, {brief.threads} threads{usable}"),
+            ("instructions", ", ".join(brief.instruction_sets) or "none of those known"),
+            ("RAM", f"{format_bytes(brief.ram.total_bytes)}, {format_bytes(brief.ram.available_bytes)} free{limit}"),
+            ("disk here", f"{format_bytes(brief.disk_free_bytes)} free of {format_bytes(brief.disk_total_bytes)}"),
+        ],
+        title="This machine",
+    )
+
+
+def _machine_document(brief: Any) -> dict[str, Any]:
+    return {
+        "system": brief.system,
+        "cpu": brief.cpu,
+        "cores": brief.cores,
+        "threads": brief.threads,
+        "usable_threads": brief.usable_threads,
+        "instruction_sets": list(brief.instruction_sets),
+        "ram_total_bytes": brief.ram.total_bytes,
+        "ram_available_bytes": brief.ram.available_bytes,
+        "ram_limit_bytes": brief.ram.limit_bytes,
+        "disk_path": brief.disk_path,
+        "disk_free_bytes": brief.disk_free_bytes,
+        "disk_total_bytes": brief.disk_total_bytes,
+    }
+
+
+def _show_settings(config: Config, out: Output, as_json: bool) -> None:
+    values = {setting.key: (config.values[setting.key], setting) for setting in SETTINGS}
+    if as_json:
+        found = {key: {"value": value.value, "origin": value.origin} for key, (value, _) in values.items()}
+        out.json({"schema": SCHEMA, "kind": "config", "settings": found, "files": [str(f) for f in config.files]})
+        return
+    rows = [
+        (key, "-" if value.value is None else str(value.value), value.origin, setting.meaning)
+        for key, (value, setting) in values.items()
+    ]
+    out.table(rows, title="Settings (value, origin, meaning)")

@@ -1,0 +1,97 @@
+"""Which of `waste run [MODEL] [PROMPT]` a word is, and where a MODEL lies; the bundled example when there is none.
+
+With two words the first is the MODEL. A single one is the MODEL if -p or --file already gives the prompt, or
+if it exists, ends with .waste or is written like a path or a Hub name (a slash and no white space); else it is
+the PROMPT for the bundled example.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from waste.errors import InputError, UsageError, WasteError
+from waste.events import Notice, OnEvent
+
+SUFFIX = ".waste"
+
+
+def split_words(
+    first: str | None, second: str | None, option: str | None, has_file: bool
+) -> tuple[str | None, str | None]:
+    """(model, prompt) of the two positional words and -p. Raises UsageError when the prompt comes twice."""
+    if second is not None and option is not None:
+        raise UsageError("the prompt is given twice: as an argument and with -p")
+    if first is None or second is not None:
+        return first, second if option is None else option
+    if option is not None or has_file or looks_like_model(first):
+        return first, option
+    return None, first
+
+
+def looks_like_model(word: str) -> bool:
+    """Whether a single word means a model rather than a prompt."""
+    if word in ("", "-"):
+        return False
+    if word.endswith(SUFFIX):
+        return True
+    written_as_path = "/" in word and not any(c.isspace() for c in word)
+    return written_as_path or os.path.lexists(word)
+
+
+def bundled_container(source: Path, cache: Path, version: str, on_event: OnEvent) -> Path:
+    """The bundled checkpoint `source` as a container in `cache`, converted at the first use.
+
+    Made in a directory of its own and renamed, so that two first runs at the same time do not meet and a
+    killed one leaves nothing under the final name. A container that does not open is made again.
+    """
+    import shutil
+
+    place = cache / f"{source.name}-{version}{SUFFIX}"
+    if os.path.lexists(place):
+        if _opens(place):
+            return place
+        shutil.rmtree(place, ignore_errors=True)
+    on_event(Notice(f"preparing the bundled example {source.name} in {str(cache)!r}, once"))
+    _build(place, lambda target: _convert(source, target, on_event))
+    return place
+
+
+def _opens(place: Path) -> bool:
+    from waste.container.reader import Container
+
+    try:
+        Container.open(place)
+    except WasteError:
+        return False
+    return True
+
+
+def _convert(source: Path, target: Path, on_event: OnEvent) -> None:
+    from waste.convert import ConvertOptions, convert
+
+    convert(str(source), target, ConvertOptions(), on_event)
+
+
+def _build(place: Path, make: Callable[[Path], None]) -> None:
+    import shutil
+    import tempfile
+
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    except OSError as error:
+        raise InputError(
+            f"cannot write to the cache directory {str(place.parent)!r}: {error.strerror}",
+            hint="set XDG_CACHE_HOME to a directory that can be written",
+        ) from None
+    try:
+        make(work / place.name)
+        try:
+            (work / place.name).rename(place)
+        except OSError:
+            if not place.exists():  # else somebody else was faster, with the same bytes
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""The manifest of a conversion, and the exact size of a container before any of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from waste import quant
+from waste.container.layout import TRUNK_ALIGN, align_up, matrix_shape
+from waste.container.manifest import BankEntry, FileEntry, Manifest, TensorEntry
+from waste.convert.options import ConvertOptions
+from waste.convert.preflight import Prepared
+from waste.convert.provenance import describe, sketch
+from waste.convert.source import Source
+from waste.convert.work import Work
+from waste.io.checksum import checksum
+
+
+def tool_version() -> str:
+    """The version of this package, as manifests carry it."""
+    try:
+        return version("waste")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+source"
+
+
+def assemble(
+    prepared: Prepared,
+    options: ConvertOptions,
+    provenance: dict[str, Any],
+    tensors: Sequence[TensorEntry],
+    banks: Sequence[BankEntry],
+) -> Manifest:
+    """The manifest of a container with these contents."""
+    config = prepared.config
+    return Manifest(
+        tool=tool_version(),
+        options=dict(options.recorded()),
+        provenance=provenance,
+        architecture=config.family,
+        config=config.to_json(),
+        stop_ids=config.eos_token_ids,
+        formats=dict(vars(options.formats)),
+        tensors=tuple(tensors),
+        banks=tuple(banks),
+        files=tuple(FileEntry(name, len(data), checksum(data)) for name, data in sorted(prepared.texts.items())),
+    )
+
+
+def container_bytes(source: Source, prepared: Prepared, options: ConvertOptions) -> int:
+    """Size in bytes of the whole container. Exact: checksums have a fixed length, everything else is known."""
+    provenance = describe(
+        sketch(source, prepared.headers, prepared.small, options, tool_version()), prepared.headers, {}
+    )
+    manifest = assemble(prepared, options, provenance, *_placeholders(prepared.work))
+    return sum(manifest.file_sizes().values()) + len(manifest.to_bytes())
+
+
+def _placeholders(work: Work) -> tuple[list[TensorEntry], list[BankEntry]]:
+    """The entries that the finished work will have, with zeros for checksums."""
+    tensors = []
+    for file in work.tensors:
+        offset = 0
+        for item in file.items:
+            nbytes = quant.get(item.fmt).nbytes(*matrix_shape(item.spec.shape))
+            tensors.append(TensorEntry(item.spec.name, file.name, item.fmt, item.spec.shape, offset, nbytes, 0))
+            offset = align_up(offset + nbytes, TRUNK_ALIGN)
+    return tensors, [BankEntry(bank.layer, bank.name, bank.experts, bank.layout, 0) for bank in work.banks]

@@ -1,0 +1,126 @@
+"""Everything that can be known, and refused, before a byte is written: config, tensors, tokenizer, space, time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from waste import quant
+from waste.convert.check import Inventory, check_tensors
+from waste.convert.names import table_for
+from waste.convert.options import ConvertOptions
+from waste.convert.source import Headers, Source, json_object, small_files, tensor_names
+from waste.convert.texts import container_texts
+from waste.convert.work import Work, work_for
+from waste.io.files import shown
+from waste.models.config import ModelConfig
+from waste.models.hf_config import CONFIG_FILE, GENERATION_FILE, from_hf, weight_block
+from waste.models.spec import Formats
+
+# Nominal rates, for the forecast only: a SATA drive or a fast network read and written in turn.
+_DRIVE_BYTES_PER_S = 500e6
+_NETWORK_BYTES_PER_S = 50e6
+_PROBE_ROWS, _PROBE_COLS = 256, 1024
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a conversion would do. Sizes in bytes; `write_bytes` is exact, to the last byte of the manifest."""
+
+    source: str  # base name of the folder, or Hub id
+    revision: str | None
+    config: ModelConfig
+    formats: Formats
+    tensors: int  # of the checkpoint that are read, FP8 scales included
+    weights: int  # numbers in them
+    vision: tuple[str, ...]  # tensors that are left out for now
+    copies: tuple[str, ...]  # tensors that repeat others
+    unused: tuple[str, ...]  # tensors that nothing asks for
+    notices: tuple[str, ...]
+    download_bytes: int
+    read_bytes: int
+    write_bytes: int
+    done_bytes: int  # of these, already there from an interrupted conversion
+    free_bytes: int  # at the target
+    seconds: float  # expected, from a short measurement and nominal drive rates
+    finished: bool = False  # the target holds exactly this already
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checkpoint that was found convertible, with all that the conversion needs."""
+
+    config: ModelConfig
+    block: tuple[int, int]
+    headers: Headers
+    inventory: Inventory
+    work: Work
+    small: Mapping[str, bytes]  # files of the checkpoint
+    texts: Mapping[str, bytes]  # files of the container
+    notices: tuple[str, ...]
+
+
+def prepare(source: Source, options: ConvertOptions) -> Prepared:
+    """Check `source` from its cheapest side on: config, tokenizer, then every tensor's header. Reads no weights.
+
+    Raises UnsupportedError for what cannot be converted, InputError for what is missing or damaged.
+    """
+    small = small_files(source.directory)
+    raw = json_object(small[CONFIG_FILE], shown(source.directory / CONFIG_FILE))
+    generation = None
+    if GENERATION_FILE in small:
+        generation = json_object(small[GENERATION_FILE], shown(source.directory / GENERATION_FILE))
+    config, notices = from_hf(raw, generation, tensor_names=tensor_names(source.directory))
+    block = weight_block(raw)
+    texts, remarks = container_texts(small, source.directory, config.vocab_size)
+    headers = source.headers()
+    work = work_for(config, options.formats, table_for(config.family, headers.tensors))
+    inventory = check_tensors(work, headers.tensors, block, source.label)
+    return Prepared(
+        config, block, headers, inventory, work, small, texts, (*notices, *remarks, *_remarks(headers, inventory))
+    )
+
+
+def _remarks(headers: Headers, inventory: Inventory) -> list[str]:
+    """What is in the checkpoint and will not be in the container."""
+    found = []
+    if inventory.vision:
+        found.append(
+            f"{len(inventory.vision)} vision tensors ({inventory.vision[0]!r}, ...) are skipped: text only for now"
+        )
+    if inventory.copies:
+        found.append(f"{len(inventory.copies)} tensors repeat the embedding or the head and are skipped")
+    if inventory.unused:
+        listed = ", ".join(repr(name) for name in inventory.unused[:3])
+        more = f" and {len(inventory.unused) - 3} more" if len(inventory.unused) > 3 else ""
+        found.append(f"{len(inventory.unused)} tensors are not used: {listed}{more}")
+    if headers.unindexed:
+        found.append(f"{len(headers.unindexed)} tensors are in the files but not in the index: not read")
+    return found
+
+
+def with_local_headers(source: Source, prepared: Prepared) -> Prepared:
+    """`prepared` again after the weights were fetched: what was known of remote headers is checked on the files."""
+    headers = source.headers()
+    inventory = check_tensors(prepared.work, headers.tensors, prepared.block, source.label)
+    return replace(prepared, headers=headers, inventory=inventory)
+
+
+def forecast(prepared: Prepared, options: ConvertOptions, threads: int, download: int, write: int) -> float:
+    """Seconds that a conversion will take, roughly: encoding as measured now, drives and network at nominal rates."""
+    trunk = sum(item.spec.rows * item.spec.cols for file in prepared.work.tensors for item in file.items)
+    experts = max(prepared.inventory.weights - trunk, 0)
+    encoding = trunk / _encode_rate(options.trunk) + experts / _encode_rate(options.experts) / threads
+    drives = (prepared.inventory.read_bytes + write) / _DRIVE_BYTES_PER_S
+    return encoding + drives + download / _NETWORK_BYTES_PER_S
+
+
+def _encode_rate(fmt: str) -> float:
+    """Weights per second and thread, measured on a quarter of a million random ones."""
+    weight = np.random.default_rng(0).standard_normal((_PROBE_ROWS, _PROBE_COLS), dtype=np.float32)
+    began = time.perf_counter()
+    quant.get(fmt).encode(weight)
+    return float(weight.size / max(time.perf_counter() - began, 1e-6))

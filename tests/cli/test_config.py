@@ -1,0 +1,144 @@
+"""Settings: what beats what, where each value came from, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from waste.cli.config import SETTINGS, Config
+from waste.errors import ExitCode, UsageError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home/.config/waste").mkdir(parents=True)
+    return tmp_path / "home"
+
+
+def load(home: Path, **variables: str) -> Config:
+    project = home.parent / "project"
+    project.mkdir(exist_ok=True)
+    return Config.load({"HOME": str(home), **variables}, project)
+
+
+def write_user(home: Path, text: str) -> None:
+    (home / ".config/waste/config.toml").write_text(text)
+
+
+def write_project(home: Path, text: str) -> None:
+    (home.parent / "project").mkdir(exist_ok=True)
+    (home.parent / "project/waste.toml").write_text(text)
+
+
+def test_each_source_beats_the_next_one(home: Path) -> None:
+    def origin(config: Config) -> str:
+        return config.values["threads"].origin
+
+    assert (load(home).get("threads"), origin(load(home))) == (None, "default")
+    write_user(home, "threads = 1")
+    assert (load(home).get("threads"), origin(load(home))) == (1, str(home / ".config/waste/config.toml"))
+    write_project(home, "threads = 2")
+    assert (load(home).get("threads"), origin(load(home))) == (2, "waste.toml")
+    config = load(home, WASTE_THREADS="3")
+    assert (config.get("threads"), origin(config)) == (3, "WASTE_THREADS")
+    assert config.get("threads", 4) == 4
+
+
+def test_a_flag_of_zero_is_a_flag(home: Path) -> None:
+    assert load(home, WASTE_TEMP="0.5").get("temp", 0.0) == 0.0
+    assert load(home, WASTE_MAX_TOKENS="9").get("max_tokens", 0) == 0
+
+
+def test_values_are_parsed_wherever_they_come_from(home: Path) -> None:
+    write_project(home, 'ram = "2GiB"\ntemp = 1\nbackend = "reference"\ndebug = true\n')
+    config = load(home, WASTE_TOP_P="0.5")
+    assert [config.get(key) for key in ("ram", "temp", "backend", "debug", "top_p")] == [
+        2 << 30,
+        1,
+        "reference",
+        True,
+        0.5,
+    ]
+    assert config.parse("ram", "1GiB") == 1 << 30
+    assert config.parse("ram", None) == 2 << 30
+
+
+def test_xdg_directories_are_used_when_absolute(home: Path) -> None:
+    elsewhere = home.parent / "elsewhere"
+    (elsewhere / "waste").mkdir(parents=True)
+    (elsewhere / "waste/config.toml").write_text("threads = 5")
+    assert load(home, XDG_CONFIG_HOME=str(elsewhere)).get("threads") == 5
+    assert load(home, XDG_CONFIG_HOME="elsewhere").get("threads") is None
+    assert load(home, XDG_CACHE_HOME="/c").cache_dir == Path("/c/waste")
+    assert load(home).cache_dir == home / ".cache/waste"
+
+
+def test_an_empty_variable_is_no_variable(home: Path) -> None:
+    assert load(home, WASTE_RAM="", WASTE_DEBUG="").get("ram") is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"WASTE_RAM": "lots"}, "WASTE_RAM"),
+        ({"WASTE_RAM": "0"}, "WASTE_RAM"),
+        ({"WASTE_THREADS": "0"}, "WASTE_THREADS"),
+        ({"WASTE_THREADS": "two"}, "WASTE_THREADS"),
+        ({"WASTE_CTX": "1.5"}, "WASTE_CTX"),
+        ({"WASTE_TEMP": "warm"}, "WASTE_TEMP"),
+        ({"WASTE_BACKEND": "tpu"}, "WASTE_BACKEND"),
+        ({"WASTE_DEBUG": "maybe"}, "WASTE_DEBUG"),
+        ({"WASTE_THREDS": "2"}, "WASTE_THREDS"),
+        ({"WASTE_threads": "2"}, "WASTE_threads"),
+    ],
+    ids=str,
+)
+def test_a_variable_that_makes_no_sense_is_named(home: Path, variables: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError, match=named) as caught:
+        load(home, **variables)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_a_typo_is_told_what_was_meant(home: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(home, WASTE_THREDS="2")
+    assert "WASTE_THREADS" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("thread = 2", "'thread' in 'waste.toml'"),
+        ("threads = -1", "'threads' in 'waste.toml'"),
+        ("threads = [1]", "'threads' in 'waste.toml'"),
+        ("threads = 2.5", "'threads' in 'waste.toml'"),
+        ("threads = true", "'threads' in 'waste.toml'"),
+        ("[run]\nthreads = 1", "'run' in 'waste.toml'"),
+        ('ram = "x"', "'ram' in 'waste.toml'"),
+        ("threads =", "'waste.toml' is not TOML"),
+        ("threads = 1\nthreads = 2", "'waste.toml' is not TOML"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_named_with_its_key(home: Path, text: str, named: str) -> None:
+    write_project(home, text)
+    with pytest.raises(UsageError) as caught:
+        load(home)
+    assert named in caught.value.message
+
+
+def test_a_file_that_is_no_text_or_no_file_is_named(home: Path) -> None:
+    (home.parent / "project").mkdir()
+    (home.parent / "project/waste.toml").write_bytes(b"threads = 1 # \xff")
+    with pytest.raises(UsageError, match=r"'waste.toml' is not UTF-8 at byte 14"):
+        load(home)
+    (home.parent / "project/waste.toml").unlink()
+    (home.parent / "project/waste.toml").mkdir()
+    with pytest.raises(UsageError, match=r"cannot read 'waste.toml'"):
+        load(home)
+
+
+def test_every_setting_has_a_default_that_is_valid() -> None:
+    for setting in SETTINGS:
+        if setting.default is not None:
+            assert setting.parse(str(setting.default), setting.key) == setting.default

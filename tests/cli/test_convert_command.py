@@ -1,0 +1,81 @@
+"""`waste convert` as a command: results on stdout, the rest on stderr, exit codes; the conversion has its own tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def size_of(container: Path) -> int:
+    return sum(path.stat().st_size for path in container.iterdir())
+
+
+def test_a_dry_run_reports_on_stdout_and_writes_nothing(waste: Any, nano_checkpoint: Path, tmp_path: Path) -> None:
+    done = waste("convert", str(nano_checkpoint), "out.waste", "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    found = dict(line.split("\t") for line in done.out.splitlines())
+    assert found["source"] == "nano-glm"
+    assert found["formats"] == "experts q4, trunk q8"
+    assert {"to read", "to write", "free there", "time"} <= found.keys()
+    done = waste("convert", str(nano_checkpoint), "out.waste", "--dry-run", "--json", "--experts", "bf16")
+    report = json.loads(done.out)
+    assert (report["schema"], report["dry_run"], report["family"]) == ("waste.convert/1", True, "glm5_next")
+    assert report["formats"] == {"gate": "bf16", "up": "bf16", "down": "bf16", "trunk": "q8"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stdout_is_path_and_size(waste: Any, nano_checkpoint: Path, tmp_path: Path) -> None:
+    expected = json.loads(waste("convert", str(nano_checkpoint), "out.waste", "--dry-run", "--json").out)["write_bytes"]
+    done = waste("convert", str(nano_checkpoint), "out.waste", "--json")
+    assert done.code == 0
+    result = json.loads(done.out)
+    assert (result["path"], result["unchanged"]) == ("out.waste", False)
+    assert result["container_bytes"] == expected == size_of(tmp_path / "out.waste")
+    assert done.err.startswith("nano-glm -> out.waste: 25.4 M weights")
+
+
+def test_what_is_there_already_is_left_alone(waste: Any, nano_checkpoint: Path, default_nano: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in default_nano.iterdir()}
+    done = waste("convert", str(nano_checkpoint), str(default_nano))
+    assert (done.code, done.out) == (0, f"{default_nano}\t{size_of(default_nano) / 2**20:.1f} MiB\n")
+    assert done.err.splitlines() == [f"'{default_nano}' is converted already: nothing to do"]
+    other = waste("convert", str(nano_checkpoint), str(default_nano), "--trunk", "bf16")
+    assert (other.code, other.out) == (2, "")
+    assert "--force" in other.err
+    assert {path: path.stat().st_mtime_ns for path in default_nano.iterdir()} == before
+
+
+def test_formats_come_from_flags_or_settings(waste: Any, nano_checkpoint: Path) -> None:
+    env = waste.environment(WASTE_EXPERTS="q8")
+    done = waste("convert", str(nano_checkpoint), "o", "--dry-run", "--trunk", "f32", env=env)
+    assert "formats\texperts q8, trunk f32\n" in done.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "named"),
+    [
+        (("missing", "o"), 3, "'missing'"),
+        (("NANO", "o", "--experts", "q5"), 2, "'q5'"),
+        (("NANO", "o", "--trunk", ""), 2, "--trunk"),
+        (("NANO", "o", "--threads", "0"), 2, "--threads"),
+        (("NANO", "o", "--revision", "main"), 2, "--revision"),
+        (("broken", "o"), 3, "model-00002-of-00003.safetensors"),
+        (("NANO", "full"), 2, "'full'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_converted(
+    waste: Any, failed: Any, nano_checkpoint: Path, tmp_path: Path, argv: tuple[str, ...], code: int, named: str
+) -> None:
+    shutil.copytree(nano_checkpoint, tmp_path / "broken")
+    (tmp_path / "broken/model-00002-of-00003.safetensors").unlink()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/something").write_text("mine")
+    done = waste("convert", *(str(nano_checkpoint) if word == "NANO" else word for word in argv))
+    failed(done, code)
+    assert named in done.err
+    assert not (tmp_path / "o").exists()

@@ -1,0 +1,102 @@
+"""The expert cache against a plain dictionary: same records, least-recently-used order, honest counts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from waste.container.layout import RecordLayout
+from waste.errors import InputError
+from waste.tiers.cache import ExpertCache
+
+
+@dataclass
+class FakeBank:
+    """A bank whose record is filled with a number that names layer and expert."""
+
+    layer: int
+    layout: RecordLayout = field(default_factory=lambda: RecordLayout.of("f32", "f32", "f32", 8, 4))
+    broken: set[int] = field(default_factory=set)
+    reads: list[int] = field(default_factory=list)
+
+    def read(self, expert: int, buffer: np.ndarray) -> None:
+        self.reads.append(expert)
+        buffer[:] = (16 * self.layer + expert) % 251
+        if expert in self.broken:
+            raise InputError(f"bank {self.layer} expert {expert} is damaged")
+
+
+def use(cache: ExpertCache, layer: int, experts: list[int]) -> None:
+    """Acquire `experts` and check that every record is the right one while it is held."""
+    seen = []
+    for wave in cache.waves(layer, experts):
+        with wave as records:
+            for expert, record in records:
+                assert (record == (16 * layer + expert) % 251).all()
+                seen.append(expert)
+    assert sorted(seen) == sorted(experts)
+
+
+requests = st.lists(
+    st.tuples(st.integers(0, 2), st.lists(st.integers(0, 9), min_size=1, max_size=8, unique=True)), max_size=30
+)
+
+
+@settings(deadline=None)
+@given(slots=st.integers(1, 12), work=requests)
+def test_every_request_gets_its_records_whatever_the_size(slots: int, work) -> None:
+    banks = {i: FakeBank(i) for i in range(3)}
+    cache = ExpertCache(banks, slots)
+    for layer, experts in work:
+        use(cache, layer, experts)
+    uses = sum(len(experts) for _, experts in work)
+    reads = sum(len(bank.reads) for bank in banks.values())
+    assert cache.stats.misses == reads
+    assert cache.stats.hits == uses - reads
+    assert cache.stats.bytes_read == reads * banks[0].layout.stride
+    cache.close()
+
+
+@settings(deadline=None)
+@given(slots=st.integers(1, 12), work=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=80))
+def test_misses_are_those_of_least_recently_used(slots: int, work) -> None:
+    cache = ExpertCache({i: FakeBank(i) for i in range(3)}, slots)
+    model: OrderedDict[tuple[int, int], None] = OrderedDict()
+    misses = 0
+    for key in work:
+        use(cache, key[0], [key[1]])
+        if key not in model:
+            misses += 1
+            if len(model) == slots:
+                model.popitem(last=False)
+        model[key] = None
+        model.move_to_end(key)
+    assert cache.stats.misses == misses
+    cache.close()
+
+
+def test_a_failed_read_is_reported_and_loses_no_slot() -> None:
+    bank = FakeBank(0, broken={3})
+    cache = ExpertCache({0: bank}, 4)
+    for _ in range(10):
+        with pytest.raises(InputError, match="expert 3"):
+            use(cache, 0, [1, 2, 3, 4])
+    bank.broken.clear()
+    use(cache, 0, [1, 2, 3, 4])
+    assert bank.reads.count(1) == 1  # what had arrived was kept
+    cache.close()
+
+
+def test_records_held_are_not_evicted() -> None:
+    cache = ExpertCache({0: FakeBank(0), 1: FakeBank(1)}, 4)
+    with cache.pinned(0, [0, 1, 2]) as held:
+        for expert in range(6):
+            with cache.pinned(1, [expert]):
+                pass
+        assert all((record == expert).all() for expert, record in held)
+    cache.close()
