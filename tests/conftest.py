@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from waste.convert import ConvertOptions, convert
+from waste.engine.engine import Engine
 
 ROOT = Path(__file__).resolve().parent.parent
 NANO_GLM = ROOT / "examples" / "nano-glm"
@@ -32,3 +34,9 @@ def default_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("default") / "nano.waste"
     convert(str(NANO_GLM), target, ConvertOptions())
     return target
+
+
+@pytest.fixture(scope="session")
+def cpu_engine(default_nano: Path) -> Iterator[Engine]:
+    with Engine.open(default_nano, ram="4GiB") as engine:
+        yield engine

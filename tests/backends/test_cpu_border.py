@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 import threading
 import weakref
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from waste.backends.base import KdaState, KdaWeights, MlpWeights
+from waste.backends.base import KdaState, KdaWeights, MlaWeights, MlpWeights
 from waste.backends.cpu import KERNEL_FORMATS, CpuOps
-from waste.backends.shapes import KdaShape
+from waste.backends.shapes import KdaShape, MlaShape, Rotary, RouterShape
 from waste.bundled import bundled_checkpoint
 from waste.errors import ResourceError, UnsupportedError, UsageError
 from waste.kernels import _cpu
@@ -35,6 +36,25 @@ def test_wrong_shapes_are_refused_by_axis(lab: Any) -> None:
         lab.cpu.mlp(
             np.ones((1, 8), np.float32), MlpWeights(w, lab.weight(lab.cpu, np.ones((5, 7), np.float32)), w), None
         )
+
+
+def test_no_tokens_are_no_work(lab: Any) -> None:
+    none, w = np.zeros((0, 8), np.float32), lab.weight(lab.cpu, np.ones((8, 8), np.float32))
+    assert lab.cpu.linear(none, w).shape == (0, 8)
+    assert lab.cpu.embed(w, np.zeros(0, np.int64)).shape == (0, 8)
+    assert lab.cpu.mlp(none, MlpWeights(w, w, w), None).shape == (0, 8)
+    assert lab.cpu.route(none, w, np.zeros(8, np.float32), RouterShape(8, 2, 1, 1, 1.0, True)).ids.shape == (0, 2)
+    assert lab.cpu.rms_norm(none, np.ones(8, np.float32), 1e-5).shape == (0, 8)
+
+
+def test_rotations_of_other_channels_are_refused(lab: Any) -> None:
+    def ones(*shape: int) -> Any:
+        return lab.weight(lab.cpu, np.ones(shape, np.float32))
+
+    shape = MlaShape(1, None, 4, 3, 6, 2, 1.0, 1e-6, Rotary.plain(4, 10000.0))
+    w = MlaWeights(None, None, ones(9, 8), ones(10, 8), np.ones(4, np.float32), ones(4, 3), ones(2, 4), ones(8, 2))
+    with pytest.raises(ValueError, match="rotary: expected 6 to 6 channels, found 4"):
+        lab.cpu.mla_project(np.ones((1, 8), np.float32), w, shape, 0)
 
 
 def test_read_only_states_are_refused(lab: Any) -> None:
@@ -139,6 +159,7 @@ def test_a_forked_child_computes_with_threads_of_its_own(lab: Any) -> None:
     expected = product(ops, np.random.default_rng(5))
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # waiting for threads of the parent would last for ever
         right = (
             product(ops, np.random.default_rng(5)) == expected
             and product(CpuOps(threads=2), np.random.default_rng(5)) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -182,6 +183,16 @@ def test_a_piped_answer_is_utf8_whatever_the_locale(endless: str) -> None:
     env = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     out, _ = start(code=code, env=env).communicate(timeout=60)
     assert out.decode("utf-8") == "四\n"
+
+
+def test_at_a_real_terminal_nobody_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "m.waste").mkdir()
+    ours, theirs = pty.openpty()
+    process = start("run", str(tmp_path / "m.waste"), stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert process.wait(timeout=20) == 2
+    assert b"no prompt" in os.read(ours, 10_000)
+    os.close(ours)
 
 
 def test_streams_the_caller_closed_do_not_matter() -> None:

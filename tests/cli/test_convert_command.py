@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import waste.convert as conversion
+
 
 def size_of(container: Path) -> int:
     return sum(path.stat().st_size for path in container.iterdir())
@@ -47,6 +49,18 @@ def test_what_is_there_already_is_left_alone(waste: Any, nano_checkpoint: Path, 
     assert (other.code, other.out) == (2, "")
     assert "--force" in other.err
     assert {path: path.stat().st_mtime_ns for path in default_nano.iterdir()} == before
+
+
+def test_an_interrupted_conversion_says_how_to_go_on(
+    waste: Any, nano_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion, "convert", interrupt)
+    done = waste("convert", str(nano_checkpoint), "out.waste")
+    assert (done.code, done.out) == (130, "")
+    assert done.err.splitlines()[-1] == "interrupted: the same command goes on from here"
 
 
 def test_formats_come_from_flags_or_settings(waste: Any, nano_checkpoint: Path) -> None:

@@ -61,8 +61,14 @@ def test_progress_is_drawn_at_a_terminal_and_gone_afterwards(waste: Any) -> None
     out.on_event(Progress("prefill", 3, 9, "tokens"))
     out.on_event(Notice("something\nodd"))
     assert screen(stderr.getvalue()) == "something\\nodd\n"
+    out.aside("a thought\n")
+    assert screen(stderr.getvalue()) == "something\\nodd\na thought\n"
+    out.on_event(Progress("prefill", 5, 9, "tokens"))
+    out.aside("another")
+    assert screen(stderr.getvalue()).endswith("\nanother")
+    out.aside("\n")
     out.on_event(Progress("prefill", 9, 9, "tokens"))
-    assert screen(stderr.getvalue()) == "something\\nodd\n"
+    assert screen(stderr.getvalue()) == "something\\nodd\na thought\nanother\n"
     assert stdout.getvalue() == "first token"
 
 

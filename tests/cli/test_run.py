@@ -310,6 +310,21 @@ def test_sampling_values_come_from_flag_then_setting_then_publisher(
     assert (seen[-1].temperature, seen[-1].top_p) == (0.7, 0.95)
 
 
+def test_the_real_thing_says_the_same_every_time(waste: Any, default_nano: Path) -> None:
+    argv = ("run", str(default_nano), "Who are you?", "-n", "48", "--ram", "1GiB")
+    first = waste(*argv, "--temp", "0", "--json")
+    assert first.code == 0, first.err
+    lines = [json.loads(line) for line in first.out.splitlines()]
+    done = lines[-1]
+    text = "".join(line["text"] for line in lines if line["event"] == "text")
+    assert text
+    assert done["expert_hits"] + done["expert_misses"] > 0
+    assert done["read_bytes"] == done["expert_misses"] * 45056
+    assert waste(*argv, "--top-k", "1", "--threads", "1", "-q").out == text + "\n"
+    seeded = [waste(*argv, "--seed", seed, "-q", "--reasoning", "hide").out for seed in ("1", "1", "2")]
+    assert seeded[0] == seeded[1]
+
+
 class Broken(io.StringIO):
     """A stdout that fails after some characters."""
 

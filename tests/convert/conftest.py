@@ -363,8 +363,9 @@ def remake() -> Callable[..., Tiny]:
 
 
 @pytest.fixture(autouse=True)
-def _quick_tokenizer_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparing 2,000 texts takes most of a tiny conversion; only tests that ask for it do it."""
+def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing 2,000 texts and measuring an encoder take most of a tiny conversion: only where they are tested."""
+    monkeypatch.setattr("waste.convert.preflight._encode_rate", lambda _: 1e7)
     if "real_tokenizer_check" not in request.fixturenames:
         monkeypatch.setattr("waste.convert.texts.compare_with_hf", lambda *_args, **_options: 0)
 

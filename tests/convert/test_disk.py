@@ -12,7 +12,7 @@ import pytest
 
 from waste.container.reader import Container
 from waste.convert import ConvertOptions, convert, plan_conversion
-from waste.convert.target import existing_parent, reusable_bytes
+from waste.convert.target import existing_parent, reusable_bytes, same_drive
 from waste.errors import ExitCode, InputError, ResourceError
 
 Files = Callable[[Path], dict[str, bytes]]
@@ -76,6 +76,11 @@ def test_what_is_there_need_not_fit_twice(tiny: Any, dst: Path, monkeypatch: pyt
     assert there > 500_000
     monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.write_bytes - there)
     convert(str(tiny.path), dst, ConvertOptions())
+
+
+def test_same_drive(tmp_path: Path) -> None:
+    assert same_drive(tmp_path / "not" / "yet", tmp_path)
+    assert not same_drive(tmp_path, Path("/proc"))
 
 
 def test_free_space_is_that_of_the_nearest_folder(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ class Hub:
     gated: bool = False
     status: int = 0  # answer everything with it
     cut: dict[str, int] = field(default_factory=dict)  # file -> how many of its downloads break off half way
+    head: str = COMMIT  # what main is
+    moves: bool = False  # main gets a new commit as soon as its config has been seen
     log: list[tuple[str, str, str | None]] = field(default_factory=list)  # (method, file, range)
 
     def fetched(self, suffix: str = "") -> list[str]:
@@ -58,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     hub: Hub
+    commit = COMMIT
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -81,6 +84,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._refuse(401, "GatedRepo")
         if parts[3] not in ("main", COMMIT):
             return self._refuse(404, "RevisionNotFound")
+        self.commit = hub.head if parts[3] == "main" else COMMIT
+        if hub.moves and parts[3:] == ["main", "config.json"]:
+            hub.head = "f" * 40
         path = hub.folder / parts[4]
         if not path.exists():
             return self._refuse(404, "EntryNotFound")
@@ -118,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data[begin:end])
 
     def _identify(self, path: Path) -> None:
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.commit)
 
     @staticmethod
     def _etag(path: Path) -> str:
@@ -294,6 +300,13 @@ def test_commit_as_revision(hub: Hub, dst: Path) -> None:
     convert(REPO, dst, ConvertOptions(revision=COMMIT))
 
 
+def test_branch_that_moves_meanwhile(hub: Hub, dst: Path) -> None:
+    """Everything comes from the commit of the config, whatever the branch points to by then."""
+    hub.moves = True
+    convert(REPO, dst, ConvertOptions())
+    assert COMMIT.encode() in (dst / "manifest.json").read_bytes()
+
+
 def test_gated_model_wants_a_token_and_prints_none(hub: Hub, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.gated = True
     error = refusal(dst, InputError)
@@ -328,9 +341,10 @@ def test_other_answers(
     assert str(status) in refusal(dst, kind).message
 
 
-def test_full_cache(hub: Hub, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waste.convert.target.free_bytes", lambda path: 1000 if "cache" in str(path) else 1 << 40)
-    assert "cache" in refusal(dst, ResourceError).message
+def test_full_cache(hub: Hub, dst: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setattr("waste.convert.target.free_bytes", lambda path: 1000 if cache in path.parents else 1 << 40)
+    assert str(cache) in refusal(dst, ResourceError).message
     assert hub.fetched(".safetensors") == []
 
 

@@ -40,9 +40,3 @@ def recorder() -> Recorder:
 def exact_engine(request: pytest.FixtureRequest, exact_nano: Path) -> Iterator[Engine]:
     with Engine.open(exact_nano, ram="4GiB", backend=request.param, threads=1) as engine:
         yield engine
-
-
-@pytest.fixture(scope="session")
-def cpu_engine(default_nano: Path) -> Iterator[Engine]:
-    with Engine.open(default_nano, ram="4GiB") as engine:
-        yield engine

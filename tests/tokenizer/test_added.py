@@ -38,6 +38,17 @@ def test_one_flag(flag: str, make_json: Callable[..., Json], make_added: Callabl
         assert ours.encode(text, markup=True) == library.encode(text).ids, text
 
 
+def test_tokens_of_white_space_next_to_taken_white_space(
+    make_json: Callable[..., Json], make_added: Callable[..., Json]
+) -> None:
+    """Where one match takes the white space in which the next one begins."""
+    for flags in ({"lstrip": True, "rstrip": True}, {"rstrip": True}, {"lstrip": True}):
+        data = make_json(added=[make_added("  ", **flags), make_added(" x"), make_added("<r>", rstrip=True)])
+        ours, library = Tokenizer(read_hf_json(data)), Library.from_str(json.dumps(data))
+        for text in ("    ", "  \n   x", "<r>  x", "<r> x", "<r>  x<r>", "a   b    c"):
+            assert ours.encode(text, markup=True) == library.encode(text).ids, text
+
+
 @settings(max_examples=150, deadline=None)
 @given(draw=st.data())
 def test_any_flags_and_contents(draw: st.DataObject, make_json: Callable[..., Json]) -> None:

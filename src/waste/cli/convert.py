@@ -11,6 +11,7 @@ import typer
 
 from waste.cli import options
 from waste.cli.config import Config
+from waste.cli.failures import Terminated
 from waste.cli.output import Output
 from waste.units import format_bytes, format_count, format_seconds
 
@@ -80,7 +81,11 @@ def convert(
         return
     if not quiet:  # the same checks again, and much cheaper than the conversion they announce
         _announce(plan_conversion(source, target, chosen), target, out)
-    result = run_conversion(source, target, chosen, out.on_event)
+    try:
+        result = run_conversion(source, target, chosen, out.on_event)
+    except (KeyboardInterrupt, Terminated):
+        out.notice("interrupted: the same command goes on from here")
+        raise
     out.detail(f"took {format_seconds(result.seconds)}, {format_bytes(result.resumed_bytes)} of the source done before")
     if as_json:
         out.json(

@@ -123,6 +123,8 @@ class _Run:
                 on_plan(plan)
             # Whatever lies there is continued or replaced: it need not fit in a second time.
             needed = plan.write_bytes - target.reusable_bytes(self._dst)
+            if plan.download_bytes and target.same_drive(self._source.directory, self._dst):
+                needed += plan.download_bytes
             target.refuse_too_small(self._dst, needed, plan.free_bytes)
         checkpoint = self._source.fetch(self._on_event)
         prepared = with_local_headers(self._source, prepared)

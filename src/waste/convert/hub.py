@@ -51,7 +51,7 @@ class HubSource:
         config = self._get(CONFIG_FILE, self._wanted)
         self.directory = config.parent
         self.revision: str | None = config.parent.name
-        for name in (*SMALL_FILES, INDEX_NAME):
+        for name in SMALL_FILES:
             self._optional(name)
         self._weights = self._weight_map()
         self._sizes: dict[str, int] = {}

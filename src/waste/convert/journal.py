@@ -22,7 +22,7 @@ from waste.container.manifest import TensorEntry
 from waste.container.reader import JOURNAL_NAME
 from waste.errors import ResourceError
 from waste.io.checksum import checksum, from_hex, to_hex
-from waste.io.files import fsync_directory, read_file, shown, writing
+from waste.io.files import fsync_directory, pwrite_all, read_file, shown, writing
 
 _LIMIT = 1 << 30
 _HEX = 16
@@ -117,9 +117,7 @@ class Journal:
         text = json.dumps(fact, sort_keys=True, separators=(",", ":")).encode("ascii")
         line = to_hex(checksum(text)).encode("ascii") + b" " + text + b"\n"
         with writing(self.path):
-            done = 0
-            while done < len(line):
-                done += os.pwrite(self._fd, line[done:], self._end + done)
+            pwrite_all(self._fd, line, self._end)
         self._end += len(line)
 
     def _read(self) -> None:

@@ -28,6 +28,7 @@ from waste.models.hf_config import CONFIG_FILE, GENERATION_FILE
 SMALL_FILES = (
     CONFIG_FILE,
     GENERATION_FILE,
+    INDEX_NAME,
     "chat_template.jinja",
     "tiktoken.model",
     "tokenizer.json",

@@ -120,6 +120,11 @@ def existing_parent(directory: Path) -> Path:
     return place
 
 
+def same_drive(one: Path, other: Path) -> bool:
+    """Whether two folders, which need not exist yet, take their space from the same file system."""
+    return existing_parent(one).stat().st_dev == existing_parent(other).stat().st_dev
+
+
 def refuse_too_small(directory: Path, needed: int, free: int) -> None:
     """ResourceError when `needed` bytes do not fit into `free`."""
     if needed > free:

@@ -43,9 +43,17 @@ class Engine:
     """A model ready to evaluate. Use `Engine.open`; close it, or use it as a context manager."""
 
     def __init__(
-        self, container: Container, model: Model, banks: dict[int, Bank], budget: Budget, context: int, load_s: float
+        self,
+        container: Container,
+        tokenizer: Tokenizer,
+        model: Model,
+        banks: dict[int, Bank],
+        budget: Budget,
+        context: int,
+        load_s: float,
     ) -> None:
         self.container = container
+        self.tokenizer = tokenizer
         self.model = model
         self.banks = banks  # by layer
         self.cache = ExpertCache(banks, budget.slots)
@@ -75,12 +83,14 @@ class Engine:
         container = Container.open(Path(path))
         config = ModelConfig.from_json(container.manifest.config)
         context = _context(ctx, config, on_event)
+        # Before the budget is divided: a vocabulary of 150,000 takes tens of megabytes that count as baseline.
+        tokenizer = from_files(container.read_file("tokenizer.model"), container.read_file("tokenizer.json"))
         budget = divide(config, container.manifest, _ram(ram, on_event), context, memory.resident_bytes())
         blobs = container.load_tensors(TRUNK_FILE, on_event)
         entries = {entry.name: entry for entry in container.manifest.tensors_of(TRUNK_FILE)}
         model = Model(config, ops, TrunkTensors(config, ops, entries, blobs))
         banks = {layer: container.bank(layer) for layer in config.moe_layers}
-        return Engine(container, model, banks, budget, context, time.perf_counter() - began)
+        return Engine(container, tokenizer, model, banks, budget, context, time.perf_counter() - began)
 
     @property
     def config(self) -> ModelConfig:
@@ -94,10 +104,6 @@ class Engine:
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends an answer."""
         return frozenset(self.manifest.stop_ids)
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return from_files(self.container.read_file("tokenizer.model"), self.container.read_file("tokenizer.json"))
 
     @cached_property
     def chat(self) -> ChatFormat:

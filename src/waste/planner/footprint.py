@@ -20,6 +20,10 @@ from waste.units import format_bytes
 # times slower at 81 %, while the hit rate still rose (design, section 6).
 HEALTHY_SHARE = 0.72
 
+# What the interpreter, reader threads and allocators grow by while a model runs, beyond the arrays counted
+# below: 1 to 3 MiB on nano-glm (LEARNED: peak-rss).
+GROWTH_BYTES = 8 << 20
+
 # Tokens of one prefill chunk. Experts are read once per chunk; activations grow with it.
 PREFILL_CHUNK = 256
 
@@ -87,7 +91,7 @@ def buffer_bytes(config: ModelConfig) -> int:
     heads = config.mla.heads * (config.mla.row + config.mla.nope + config.mla.rope + config.mla.v)
     inner = 3 * max(config.intermediate_size, config.moe_intermediate_size * config.router.top_k)
     per_token = 3 * streams * d + config.router.top_k * d + max(8 * channels, heads) + inner
-    return 4 * (PREFILL_CHUNK * per_token + 4 * config.vocab_size)
+    return 4 * (PREFILL_CHUNK * per_token + 4 * config.vocab_size) + GROWTH_BYTES
 
 
 @dataclass(frozen=True)

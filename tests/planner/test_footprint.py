@@ -1,0 +1,102 @@
+"""The arithmetic of memory against what is really there: files on disk, arrays of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waste.backends.base import KdaState
+from waste.container.reader import Container
+from waste.engine.engine import Engine
+from waste.errors import ResourceError
+from waste.kvcache.state import SessionState, grow
+from waste.models.config import ModelConfig
+from waste.models.spec import DRAFT_FILE, TRUNK_FILE, Formats
+from waste.planner.footprint import divide, floor_bytes, sizes, state_bytes
+
+BASELINE = 100 << 20
+
+
+@pytest.fixture(scope="module")
+def container(default_nano: Path) -> Container:
+    return Container.open(default_nano)
+
+
+@pytest.fixture(scope="module")
+def config(container: Container) -> ModelConfig:
+    return ModelConfig.from_json(container.manifest.config)
+
+
+def test_predicted_sizes_are_the_converted_ones(container: Container, config: ModelConfig) -> None:
+    predicted = sizes(config, Formats("q4", "q4", "q4", "q8"))
+    for file, nbytes in ((TRUNK_FILE, predicted.trunk_bytes), (DRAFT_FILE, predicted.draft_bytes)):
+        assert sum(t.nbytes for t in container.manifest.tensors_of(file)) == nbytes
+    on_disk = sum((container.path / bank.file).stat().st_size for bank in container.manifest.banks)
+    assert on_disk == predicted.bank_bytes
+    assert predicted.token_bytes == predicted.trunk_bytes + 7 * 4 * predicted.record_bytes
+
+
+def test_parameters_are_those_of_the_checkpoint(nano_checkpoint: Path, config: ModelConfig) -> None:
+    """Counted from the shard headers, scales left out: the README's 25.36 M."""
+    from safetensors import safe_open
+
+    total = 0
+    for shard in sorted(nano_checkpoint.glob("*.safetensors")):
+        with safe_open(shard, framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a dictionary
+                if not name.endswith("_scale_inv"):
+                    total += int(np.prod(opened.get_slice(name).get_shape()))
+    assert sizes(config, Formats("q4", "q4", "q4", "q8")).parameters == total
+
+
+def arrays(state: SessionState) -> Iterator[np.ndarray]:
+    for layer in state.layers:
+        if isinstance(layer, KdaState):
+            yield from (layer.conv, layer.s)
+        else:
+            yield layer.rows
+            if layer.index is not None:
+                yield layer.index.keys
+
+
+@pytest.mark.parametrize("context", [4, 512, 1000, 4096])
+def test_predicted_state_is_what_a_full_session_holds(cpu_engine: Engine, context: int) -> None:
+    model = cpu_engine.model
+    state = model.new_state(context)
+    grow(model.ops, state, context, context)
+    assert sum(a.nbytes for a in arrays(state)) == state_bytes(model.config, context)
+
+
+@given(ram=st.integers(1 << 20, 1 << 32), context=st.integers(1, 4096))
+def test_a_budget_is_never_exceeded_and_never_wasted(container: Container, config: ModelConfig, ram: int, context: int) -> None:
+    least = floor_bytes(config, container.manifest, context, BASELINE)
+    if ram < least:
+        with pytest.raises(ResourceError, match="too small"):
+            divide(config, container.manifest, ram, context, BASELINE)
+        return
+    budget = divide(config, container.manifest, ram, context, BASELINE)
+    assert budget.fixed_bytes + budget.cache_bytes <= ram
+    everything = len(config.moe_layers) * config.router.experts
+    assert budget.slots == everything or ram - budget.fixed_bytes - budget.cache_bytes < budget.slot_bytes
+    assert budget.slots >= config.router.top_k
+
+
+def test_the_floor_is_exact(container: Container, config: ModelConfig) -> None:
+    least = floor_bytes(config, container.manifest, 512, BASELINE)
+    assert divide(config, container.manifest, least, 512, BASELINE).slots == config.router.top_k
+    with pytest.raises(ResourceError):
+        divide(config, container.manifest, least - 1, 512, BASELINE)
+
+
+def test_more_context_takes_its_bytes_from_the_cache_alone(container: Container, config: ModelConfig) -> None:
+    ram = floor_bytes(config, container.manifest, 4096, BASELINE) + (1 << 20)
+    short = divide(config, container.manifest, ram, 64, BASELINE)
+    long = divide(config, container.manifest, ram, 4096, BASELINE)
+    taken = state_bytes(config, 4096) - state_bytes(config, 64)
+    assert long.state_bytes - short.state_bytes == taken
+    assert abs((short.slots - long.slots) * short.slot_bytes - taken) < short.slot_bytes
