@@ -26,7 +26,6 @@ class Notice:
     message: str
 
 
-
 Event = Progress | Notice
 OnEvent = Callable[[Event], None]
 

@@ -36,6 +36,9 @@ def test_the_prompt_at_hand_decides(templates: dict[str, str], tokenizer: Tokeni
     assert not chat.starts_inside(silent, tokenizer)
     assert chat.splitter(thinking, tokenizer).inside_reasoning
     assert not chat.splitter(silent, tokenizer).inside_reasoning
+    # The last marker decides, not the closed thought of an old answer.
+    later = chat.render_ids([*HELLO, Message("assistant", "Hi"), *HELLO], tokenizer)
+    assert chat.starts_inside(later, tokenizer)
     # A question about markers opens nothing.
     asked = chat.render_ids([Message("user", "<think>")], tokenizer, enable_thinking=False)
     assert not chat.starts_inside(asked, tokenizer)

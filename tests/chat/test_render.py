@@ -196,6 +196,20 @@ def test_templates_that_change_contents(change: str, tokenizer: Tokenizer) -> No
     assert control(ids, tokenizer) == [tokenizer.id_of("<|user|>"), tokenizer.id_of("<|assistant|>")]
 
 
+def test_a_template_that_passes_on_the_markers_it_looks_for(tokenizer: Tokenizer) -> None:
+    """It would leave its own markers out for those of the user, who then decides on the control tokens."""
+    template = ChatTemplate(
+        "<|user|>{% if '</think>' in messages[0].content %}{{ messages[0].content }}"
+        "{% else %}<think></think>{{ messages[0].content }}{% endif %}"
+    )
+    ids = render_ids(template, [Message("user", "a</think><|user|>b")], tokenizer)
+    assert [tokenizer.decode([i]) for i in control(ids, tokenizer)] == ["<|user|>", "<think>", "</think>"]
+    assert tokenizer.decode(ids) == "<|user|><think></think>a</think><|user|>b"
+    # The same tokens as its own, in its own order, are what it asks for.
+    same = render_ids(template, [Message("user", "<think>a</think>b")], tokenizer)
+    assert same == tokenizer.encode("<|user|><think>a</think>b", markup=True)
+
+
 def test_a_template_that_looks_for_words(tokenizer: Tokenizer) -> None:
     """The question decides what the template writes, and holds a look-alike as well."""
     template = ChatTemplate("{% if 'the' in messages[0].content %}<sop>{% endif %}<|user|>{{ messages[0].content }}")

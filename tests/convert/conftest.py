@@ -1,4 +1,4 @@
-"""A checkpoint in GLM-5.3-Flash's release layout, about 1 MB, written by hand: random weights whose values are known.
+"""A checkpoint in GLM-5.3-Flash's release layout, below 1 MB, written by hand: random weights whose values are known.
 
 FP8 with partial blocks, BF16 and F32 beside it, an MTP layer, vision tensors, a byte-level tokenizer, a chat template.
 It shares no code with the package, so that it can be its judge.
@@ -23,7 +23,7 @@ HIDDEN, VOCAB, EXPERTS, INNER, DENSE = 160, 320, 4, 40, 144
 HEADS, NOPE, V, Q_LORA, KV_LORA = 2, 16, 24, 32, 24
 KDA_HEADS, KDA_DIM, CONV = 2, 16, 4
 INDEX_HEADS, INDEX_DIM, POOL = 2, 16, 4
-KINDS = ["linear_attention", "deepseek_sparse_attention", "linear_attention", "deepseek_sparse_attention"]
+KINDS = ["linear_attention", "deepseek_sparse_attention"]
 LAYERS = len(KINDS)
 MLA_LAYERS = [i for i, kind in enumerate(KINDS) if "sparse" in kind]
 WRAPPER = "model.language_model."
@@ -172,7 +172,7 @@ class Builder:
 
 
 def build(path: Path, seed: int = 1, quantised: bool = True) -> Tiny:
-    """A checkpoint of four layers (KDA and MLA in turn, the first dense) and one MTP layer, about 1.3 MB."""
+    """A checkpoint of three layers: KDA with a dense MLP, MLA with experts, and the MTP layer."""
     tokenizer = byte_tokenizer()
     end = 256 + len(MERGES)
     tiny = Tiny(path, config_of(end), tokenizer=tokenizer)

@@ -91,7 +91,7 @@ def test_absorbed_keys_and_values_give_the_same_attention(original: Any, dst: Pa
     found = stored(container)
     rng = np.random.default_rng(0)
     query, latent = rng.standard_normal((m.heads, m.nope)), rng.standard_normal(m.kv_lora)
-    for layer in (1, 3, 4):
+    for layer in (1, 2):
         kv_b = original.truth[f"{WRAPPER}layers.{layer}.self_attn.kv_b_proj.weight"].astype(np.float64)
         kv = (kv_b @ latent).reshape(m.heads, m.nope + m.v)
         k_up = found[f"layers.{layer}.self_attn.k_up.weight"][1].reshape(m.heads, m.kv_lora, m.nope)
@@ -141,7 +141,7 @@ def test_what_is_announced_is_what_is_written(original: Any, dst: Path) -> None:
     assert plan.tensors == len(used)
     assert plan.read_bytes == sum(len(original.tensors[name].data) for name in used)
     assert plan.weights == sum(original.truth[n].size for n in used if not n.endswith("_scale_inv"))
-    assert plan.vision == tuple(name for name in original.tensors if ".visual." in name)
+    assert set(plan.vision) == {name for name in original.tensors if ".visual." in name}
     assert (plan.unused, plan.copies, plan.finished) == ((), (), False)
     progress = [event for event in events if isinstance(event, Progress)]
     assert {event.phase for event in progress} == {"convert"}
@@ -288,12 +288,12 @@ def test_tied_embeddings(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_without_draft_layer(tiny: Any, dst: Path) -> None:
-    tiny.tensors = {name: t for name, t in tiny.tensors.items() if ".layers.4." not in name}
+    tiny.tensors = {name: t for name, t in tiny.tensors.items() if ".layers.2." not in name}
     tiny.write()
     result = convert(str(tiny.path), dst, ConvertOptions())
     manifest = Container.open(dst).manifest
     assert manifest.config["draft_layers"] == 0
-    assert [bank.layer for bank in manifest.banks] == [1, 2, 3]
+    assert [bank.layer for bank in manifest.banks] == [1]
     assert not (dst / "draft.bin").exists()
     assert any("num_nextn_predict_layers" in notice for notice in result.notices)
 
@@ -303,11 +303,11 @@ def test_extra_tensors_are_listed_not_read(tiny: Any, dst: Path, reference: obje
     tiny.tensors["model.empty"] = stored_type("BF16", (4, 0), b"")
     tiny.tensors["model.scalar"] = stored_type("F32", (), b"\0\0\x80?")
     tiny.tensors["scaled_fp8"] = stored_type("F32", (0,), b"")
-    tiny.tensors[f"{WRAPPER}layers.4.embed_tokens.weight"] = tiny.tensors[f"{WRAPPER}embed_tokens.weight"]
+    tiny.tensors[f"{WRAPPER}layers.2.embed_tokens.weight"] = tiny.tensors[f"{WRAPPER}embed_tokens.weight"]
     tiny.write()
     plan = plan_conversion(str(tiny.path), dst, ConvertOptions())
     assert set(plan.unused) == {"model.empty", "model.scalar", "scaled_fp8"}
-    assert plan.copies == (f"{WRAPPER}layers.4.embed_tokens.weight",)
+    assert plan.copies == (f"{WRAPPER}layers.2.embed_tokens.weight",)
     convert(str(tiny.path), dst, ConvertOptions())
     assert tensors_and_banks(dst) == reference
 

@@ -204,6 +204,7 @@ def eight(config: Config) -> Config:
     text["num_hidden_layers"] = 8
     for key in ("layer_types", "mlp_layer_types", "indexer_types"):
         text.pop(key, None)
+    text.setdefault("linear_attn_config", {"num_heads": 4, "head_dim": 32, "short_conv_kernel_size": 4})
     text["linear_attn_config"] |= {"kda_layers": [0, 1, 2, 4, 5, 6], "full_attn_layers": [3, 7]}
     return text
 
@@ -213,7 +214,7 @@ WORDS = (["linear_attention"] * 3 + ["full_attention"]) * 2
 
 @pytest.mark.parametrize("words", [True, False])
 @pytest.mark.parametrize("base", [0, 1])
-@pytest.mark.parametrize("family", ["glm", "kimi"])
+@pytest.mark.parametrize("family", ["glm", "kimi", "deepseek"])
 def test_base_of_layer_lists_is_recognised(request: pytest.FixtureRequest, family: str, base: int, words: bool) -> None:
     config = request.getfixturevalue(family)
     text = eight(config)
@@ -574,7 +575,7 @@ def test_contradictions_are_refused(request: pytest.FixtureRequest, family: str,
         ("deepseek", {"rope_interleave": False}, "rope_interleave"),
         ("deepseek", {"index_topk": 2048}, "index_topk"),
         ("deepseek", {"first_k_dense_replace": 61}, "first_k_dense_replace"),
-        ("deepseek", {"layer_types": ["linear_attention"] + ["full_attention"] * 60}, "layer_types[0]"),
+        ("glm52", {"layer_types": ["linear_attention"] + ["indexed_attention"] * 77}, "layer_types[0]"),
         ("kimi", {"mla_use_output_gate": True}, "mla_use_output_gate"),
         ("kimi", {"attn_res_block_size": 12}, "attn_res_block_size"),
         ("kimi", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),

@@ -68,7 +68,8 @@ def is_fp8(spec: TensorSpec, config: ModelConfig) -> bool:
         return name.endswith("_proj.weight")
     layer = int(name.split(".")[1]) if name.startswith("layers.") else -1
     mla = layer == config.num_layers or (layer >= 0 and config.attention[layer] == "mla")
-    return mla and name.endswith(("q_a_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight", "self_attn.o_proj.weight"))
+    names = ("q_a_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight", "self_attn.o_proj.weight")
+    return mla and name.endswith(names)
 
 
 def release(config: ModelConfig, specs: list[TensorSpec], layers: tuple[int, ...]) -> tuple[int, int]:
@@ -128,8 +129,10 @@ def test_formats_follow_the_role(config: ModelConfig) -> None:
             assert low.of(spec) == "f32"
         if spec.role is Role.TABLE:
             assert low.of(spec) == "q8"
-    kept = {s.name.rsplit(".", 2)[-2 if s.name.endswith("weight") else -1] for s in trunk_specs(config) if s.role is Role.EXACT}
-    assert {"hc_attn_fn", "hc_ffn_base", "gate", "q_conv1d", "A_log", "dt_bias", "e_score_correction_bias", "norm"} <= kept
+    exact_names = [s.name.removesuffix(".weight") for s in trunk_specs(config) if s.role is Role.EXACT]
+    kept = {name.rsplit(".", 1)[-1] for name in exact_names}
+    assert {"hc_attn_fn", "hc_ffn_base", "gate", "q_conv1d", "A_log", "dt_bias"} <= kept
+    assert {"e_score_correction_bias", "norm", "input_layernorm", "k_norm", "bias"} <= kept
 
 
 def test_banks_are_moe_layers_and_the_draft_layer(config: ModelConfig) -> None:

@@ -56,31 +56,75 @@ KIMI_PATTERN = "|".join(
 
 # In id order: the real vocabulary places these at 154820 .. 154855.
 GLM_SPECIAL = [
-    "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>",
-    "<|user|>", "<|assistant|>", "<|observation|>", "<|begin_of_image|>",
-    "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|begin_of_audio|>",
-    "<|end_of_audio|>", "<|begin_of_transcription|>", "<|end_of_transcription|>",
-    "<|code_prefix|>", "<|code_middle|>", "<|code_suffix|>", "<think>", "</think>",
-    "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<arg_key>",
-    "</arg_key>", "<arg_value>", "</arg_value>", "/nothink", "<|begin_of_box|>",
-    "<|end_of_box|>", "<|image|>", "<|video|>",
+    "<|endoftext|>",
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "<sop>",
+    "<eop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|end_of_video|>",
+    "<|begin_of_audio|>",
+    "<|end_of_audio|>",
+    "<|begin_of_transcription|>",
+    "<|end_of_transcription|>",
+    "<|code_prefix|>",
+    "<|code_middle|>",
+    "<|code_suffix|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "/nothink",
+    "<|begin_of_box|>",
+    "<|end_of_box|>",
+    "<|image|>",
+    "<|video|>",
 ]
 # The tail from <think> on is not "special": decoding with skip_special_tokens keeps it.
-GLM_NOT_SPECIAL = set(GLM_SPECIAL[GLM_SPECIAL.index("<think>"):])
+GLM_NOT_SPECIAL = set(GLM_SPECIAL[GLM_SPECIAL.index("<think>") :])
 
 # name -> offset from the first special id; the real vocabulary starts them at 163584.
 KIMI_SPECIAL = {
-    "[BOS]": 0, "[EOS]": 1, "<|im_end|>": 2, "<|im_user|>": 3, "<|im_assistant|>": 4,
-    "<|start_header_id|>": 6, "<|end_header_id|>": 7, "[EOT]": 9, "<|im_system|>": 10,
-    "<|tool_calls_section_begin|>": 11, "<|tool_calls_section_end|>": 12,
-    "<|tool_call_begin|>": 13, "<|tool_call_argument_begin|>": 14, "<|tool_call_end|>": 15,
-    "<|im_middle|>": 17, "[UNK]": 18, "[PAD]": 19,
+    "[BOS]": 0,
+    "[EOS]": 1,
+    "<|im_end|>": 2,
+    "<|im_user|>": 3,
+    "<|im_assistant|>": 4,
+    "<|start_header_id|>": 6,
+    "<|end_header_id|>": 7,
+    "[EOT]": 9,
+    "<|im_system|>": 10,
+    "<|tool_calls_section_begin|>": 11,
+    "<|tool_calls_section_end|>": 12,
+    "<|tool_call_begin|>": 13,
+    "<|tool_call_argument_begin|>": 14,
+    "<|tool_call_end|>": 15,
+    "<|im_middle|>": 17,
+    "[UNK]": 18,
+    "[PAD]": 19,
 }
 KIMI_RESERVED = 20
 
 DEEPSEEK_SPECIAL = [
-    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜User｜>",
-    "<｜Assistant｜>", "<｜EOT｜>",
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜▁pad▁｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜EOT｜>",
 ]
 DEEPSEEK_PATTERNS = [
     r"\p{N}{1,3}",
@@ -226,24 +270,35 @@ def write_tokenizer(kind: str, out: Path, size: int, rng: random.Random) -> dict
         tok = train_bpe([KIMI_PATTERN], size - KIMI_RESERVED, rng)
         back = byte_of_char()
         ranks = sorted(tok.get_vocab().items(), key=lambda kv: kv[1])
-        lines = [
-            base64.b64encode(bytes(back[c] for c in piece)).decode() + f" {rank}"
-            for piece, rank in ranks
-        ]
+        lines = [base64.b64encode(bytes(back[c] for c in piece)).decode() + f" {rank}" for piece, rank in ranks]
         (out / "tiktoken.model").write_text("\n".join(lines) + "\n")
         base = len(ranks)
         ids = {name: base + offset for name, offset in KIMI_SPECIAL.items()}
         added = {
-            str(i): {"content": name, "lstrip": False, "normalized": False, "rstrip": False,
-                     "single_word": False, "special": True}
+            str(i): {
+                "content": name,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": True,
+            }
             for name, i in ids.items()
         }
         config = {
             "added_tokens_decoder": added,
-            "additional_special_tokens": ["<|im_end|>", "<|im_user|>", "<|im_assistant|>",
-                                          "<|im_system|>", "<|im_middle|>"],
-            "bos_token": "[BOS]", "eos_token": "[EOS]", "unk_token": "[UNK]",
-            "pad_token": "[PAD]", "clean_up_tokenization_spaces": False,
+            "additional_special_tokens": [
+                "<|im_end|>",
+                "<|im_user|>",
+                "<|im_assistant|>",
+                "<|im_system|>",
+                "<|im_middle|>",
+            ],
+            "bos_token": "[BOS]",
+            "eos_token": "[EOS]",
+            "unk_token": "[UNK]",
+            "pad_token": "[PAD]",
+            "clean_up_tokenization_spaces": False,
             "model_max_length": 1000000000000000019884624838656,
             "tokenizer_class": "TikTokenTokenizer",
             "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
@@ -263,11 +318,15 @@ def write_tokenizer(kind: str, out: Path, size: int, rng: random.Random) -> dict
         tok.save(str(out / "tokenizer.json"))
         ids = {name: tok.token_to_id(name) for name in special}
         config = {
-            "backend": "tokenizers", "clean_up_tokenization_spaces": False,
-            "do_lower_case": False, "is_local": True, "model_max_length": 1048576,
+            "backend": "tokenizers",
+            "clean_up_tokenization_spaces": False,
+            "do_lower_case": False,
+            "is_local": True,
+            "model_max_length": 1048576,
             "pad_token": special[0] if glm else special[2],
             "eos_token": special[0] if glm else special[1],
-            "padding_side": "left", "remove_space": False,
+            "padding_side": "left",
+            "remove_space": False,
             "tokenizer_class": "TokenizersBackend",
             "extra_special_tokens": [t for t in special if not (glm and t in GLM_NOT_SPECIAL)],
         }
@@ -289,46 +348,93 @@ def glm5_next_config(a: argparse.Namespace) -> dict:
     full = [i for i in range(layers) if i % 4 == 3]
     hidden = a.hidden or 160
     text = {
-        "model_type": "glm5_next_text", "attention_bias": False, "attention_dropout": 0.0,
-        "dtype": "bfloat16", "first_k_dense_replace": min(a.dense, layers), "hc_eps": 1e-6,
-        "hc_mult": a.hc_mult, "hc_sinkhorn_iters": 20, "head_dim": 0, "hidden_act": "silu",
-        "hidden_size": hidden, "index_head_dim": a.index_head_dim,
-        "index_kpool": a.index_kpool, "index_kpool_always_select_tail": True,
-        "index_kpool_compress": True, "index_n_heads": a.index_heads,
-        "index_share_for_mtp_iteration": True, "index_topk": a.index_topk,
-        "indexer_rope_interleave": True, "indexer_types": ["full"] * layers,
-        "initializer_range": 0.02, "intermediate_size": a.intermediate,
+        "model_type": "glm5_next_text",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "first_k_dense_replace": min(a.dense, layers),
+        "hc_eps": 1e-6,
+        "hc_mult": a.hc_mult,
+        "hc_sinkhorn_iters": 20,
+        "head_dim": 0,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "index_head_dim": a.index_head_dim,
+        "index_kpool": a.index_kpool,
+        "index_kpool_always_select_tail": True,
+        "index_kpool_compress": True,
+        "index_n_heads": a.index_heads,
+        "index_share_for_mtp_iteration": True,
+        "index_topk": a.index_topk,
+        "indexer_rope_interleave": True,
+        "indexer_types": ["full"] * layers,
+        "initializer_range": 0.02,
+        "intermediate_size": a.intermediate,
         "kv_lora_rank": a.kv_lora,
-        "layer_types": ["linear_attention" if i in kda else "deepseek_sparse_attention"
-                        for i in range(layers)],
+        "layer_types": ["linear_attention" if i in kda else "deepseek_sparse_attention" for i in range(layers)],
         "linear_attn_config": {
-            "full_attn_layers": full, "gate_lower_bound": -5.0, "head_dim": a.kda_head_dim,
-            "kda_layers": kda, "num_heads": a.kda_heads, "short_conv_kernel_size": 4,
+            "full_attn_layers": full,
+            "gate_lower_bound": -5.0,
+            "head_dim": a.kda_head_dim,
+            "kda_layers": kda,
+            "num_heads": a.kda_heads,
+            "short_conv_kernel_size": 4,
         },
-        "max_position_embeddings": 4096, "mhc": True, "mla_use_nope": True,
+        "max_position_embeddings": 4096,
+        "mhc": True,
+        "mla_use_nope": True,
         "mlp_layer_types": ["dense" if i < a.dense else "sparse" for i in range(layers)],
-        "moe_intermediate_size": a.moe_intermediate, "moe_layer_freq": 1,
-        "moe_router_dtype": "float32", "n_group": 1, "n_routed_experts": a.experts,
-        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": a.heads,
-        "num_experts_per_tok": a.topk, "num_hidden_layers": layers,
-        "num_key_value_heads": a.heads, "num_nextn_predict_layers": 1,
-        "q_lora_rank": a.q_lora, "qk_head_dim": a.head_dim, "qk_nope_head_dim": a.head_dim,
-        "qk_rope_head_dim": 0, "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5,
-        "scoring_func": "sigmoid", "swiglu_limit": a.swiglu_limit,
-        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
-        "use_cache": True, "vocab_size": a.vocab,
+        "moe_intermediate_size": a.moe_intermediate,
+        "moe_layer_freq": 1,
+        "moe_router_dtype": "float32",
+        "n_group": 1,
+        "n_routed_experts": a.experts,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": a.heads,
+        "num_experts_per_tok": a.topk,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": a.heads,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": a.q_lora,
+        "qk_head_dim": a.head_dim,
+        "qk_nope_head_dim": a.head_dim,
+        "qk_rope_head_dim": 0,
+        "rms_norm_eps": 1e-5,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "swiglu_limit": a.swiglu_limit,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "use_cache": True,
+        "vocab_size": a.vocab,
     }
     return {
-        "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next",
-        "dtype": "bfloat16", "text_config": text,
+        "architectures": ["Glm5NextForConditionalGeneration"],
+        "model_type": "glm5_next",
+        "dtype": "bfloat16",
+        "text_config": text,
         "tie_word_embeddings": False,
         "vision_config": {
-            "model_type": "glm5_next_vision", "attention_bias": True, "attention_dropout": 0.0,
-            "depth": 2, "hidden_act": "silu", "hidden_size": 64, "image_size": 56,
-            "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 96,
-            "num_heads": 4, "out_hidden_size": hidden, "patch_size": 14,
-            "projection_intermediate_size": 96, "rms_norm_eps": 1e-5,
-            "spatial_merge_size": 2, "swiglu_limit": a.swiglu_limit, "temporal_patch_size": 2,
+            "model_type": "glm5_next_vision",
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "depth": 2,
+            "hidden_act": "silu",
+            "hidden_size": 64,
+            "image_size": 56,
+            "in_channels": 3,
+            "initializer_range": 0.02,
+            "intermediate_size": 96,
+            "num_heads": 4,
+            "out_hidden_size": hidden,
+            "patch_size": 14,
+            "projection_intermediate_size": 96,
+            "rms_norm_eps": 1e-5,
+            "spatial_merge_size": 2,
+            "swiglu_limit": a.swiglu_limit,
+            "temporal_patch_size": 2,
         },
     }
 
@@ -338,28 +444,55 @@ def kimi_linear_config(a: argparse.Namespace) -> dict:
     full = [i for i in range(1, layers + 1) if i % 4 == 0 or i == layers]  # 1-based
     kda = [i for i in range(1, layers + 1) if i not in full]
     return {
-        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear",
-        "auto_map": {"AutoConfig": "configuration_kimi.KimiLinearConfig",
-                     "AutoModel": "modeling_kimi.KimiLinearModel",
-                     "AutoModelForCausalLM": "modeling_kimi.KimiLinearForCausalLM"},
-        "dtype": "bfloat16", "first_k_dense_replace": 1, "head_dim": 72,
-        "hidden_act": "silu", "hidden_size": a.hidden or 160, "initializer_range": 0.02,
-        "intermediate_size": a.intermediate, "kv_lora_rank": a.kv_lora,
-        "linear_attn_config": {
-            "full_attn_layers": full, "head_dim": a.kda_head_dim, "kda_layers": kda,
-            "num_heads": a.kda_heads, "short_conv_kernel_size": 4,
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "auto_map": {
+            "AutoConfig": "configuration_kimi.KimiLinearConfig",
+            "AutoModel": "modeling_kimi.KimiLinearModel",
+            "AutoModelForCausalLM": "modeling_kimi.KimiLinearForCausalLM",
         },
-        "mla_use_nope": True, "model_max_length": 4096,
-        "moe_intermediate_size": a.moe_intermediate, "moe_layer_freq": 1,
-        "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
-        "num_attention_heads": a.heads, "num_expert_group": 1, "num_experts": a.experts,
-        "num_experts_per_token": a.topk, "num_hidden_layers": layers,
-        "num_key_value_heads": a.heads, "num_nextn_predict_layers": 0,
-        "num_shared_experts": 1, "q_lora_rank": None, "qk_nope_head_dim": a.head_dim,
-        "qk_rope_head_dim": a.rope_dim, "rms_norm_eps": 1e-5, "rope_scaling": None,
-        "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": False,
-        "topk_group": 1, "use_cache": True, "use_grouped_topk": True,
-        "v_head_dim": a.head_dim, "vocab_size": a.vocab,
+        "dtype": "bfloat16",
+        "first_k_dense_replace": 1,
+        "head_dim": 72,
+        "hidden_act": "silu",
+        "hidden_size": a.hidden or 160,
+        "initializer_range": 0.02,
+        "intermediate_size": a.intermediate,
+        "kv_lora_rank": a.kv_lora,
+        "linear_attn_config": {
+            "full_attn_layers": full,
+            "head_dim": a.kda_head_dim,
+            "kda_layers": kda,
+            "num_heads": a.kda_heads,
+            "short_conv_kernel_size": 4,
+        },
+        "mla_use_nope": True,
+        "model_max_length": 4096,
+        "moe_intermediate_size": a.moe_intermediate,
+        "moe_layer_freq": 1,
+        "moe_renormalize": True,
+        "moe_router_activation_func": "sigmoid",
+        "num_attention_heads": a.heads,
+        "num_expert_group": 1,
+        "num_experts": a.experts,
+        "num_experts_per_token": a.topk,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": a.heads,
+        "num_nextn_predict_layers": 0,
+        "num_shared_experts": 1,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": a.head_dim,
+        "qk_rope_head_dim": a.rope_dim,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 2.446,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "use_cache": True,
+        "use_grouped_topk": True,
+        "v_head_dim": a.head_dim,
+        "vocab_size": a.vocab,
     }
 
 
@@ -367,59 +500,108 @@ def glm_moe_dsa_config(a: argparse.Namespace) -> dict:
     layers = a.layers or 8
     full = [i for i in range(layers) if max(i - 3 + 1, 0) % 4 == 0]
     return {
-        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa",
-        "attention_bias": False, "attention_dropout": 0.0, "dtype": "bfloat16",
-        "ep_size": 1, "first_k_dense_replace": a.dense, "head_dim": a.head_dim,
-        "hidden_act": "silu", "hidden_size": a.hidden or 160,
-        "index_head_dim": a.index_head_dim, "index_n_heads": a.index_heads,
-        "index_share_for_mtp_iteration": True, "index_skip_topk_offset": 3,
-        "index_topk": a.index_topk, "index_topk_freq": 4, "index_topk_pattern": None,
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "ep_size": 1,
+        "first_k_dense_replace": a.dense,
+        "head_dim": a.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": a.hidden or 160,
+        "index_head_dim": a.index_head_dim,
+        "index_n_heads": a.index_heads,
+        "index_share_for_mtp_iteration": True,
+        "index_skip_topk_offset": 3,
+        "index_topk": a.index_topk,
+        "index_topk_freq": 4,
+        "index_topk_pattern": None,
         "indexer_rope_interleave": True,
         "indexer_types": ["full" if i in full else "shared" for i in range(layers)],
-        "initializer_range": 0.02, "intermediate_size": a.intermediate,
-        "kv_lora_rank": a.kv_lora, "max_position_embeddings": 4096,
+        "initializer_range": 0.02,
+        "intermediate_size": a.intermediate,
+        "kv_lora_rank": a.kv_lora,
+        "max_position_embeddings": 4096,
         "mlp_layer_types": ["dense" if i < a.dense else "sparse" for i in range(layers)],
-        "moe_intermediate_size": a.moe_intermediate, "moe_layer_freq": 1,
-        "moe_router_dtype": "float32", "n_group": 1, "n_routed_experts": a.experts,
-        "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": a.heads,
-        "num_experts_per_tok": a.topk, "num_hidden_layers": layers,
-        "num_key_value_heads": a.heads, "num_nextn_predict_layers": 1, "pretraining_tp": 1,
-        "q_lora_rank": a.q_lora, "qk_head_dim": a.head_dim + a.rope_dim,
-        "qk_nope_head_dim": a.head_dim, "qk_rope_head_dim": a.rope_dim,
-        "rms_norm_eps": 1e-5, "rope_interleave": True,
+        "moe_intermediate_size": a.moe_intermediate,
+        "moe_layer_freq": 1,
+        "moe_router_dtype": "float32",
+        "n_group": 1,
+        "n_routed_experts": a.experts,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": a.heads,
+        "num_experts_per_tok": a.topk,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": a.heads,
+        "num_nextn_predict_layers": 1,
+        "pretraining_tp": 1,
+        "q_lora_rank": a.q_lora,
+        "qk_head_dim": a.head_dim + a.rope_dim,
+        "qk_nope_head_dim": a.head_dim,
+        "qk_rope_head_dim": a.rope_dim,
+        "rms_norm_eps": 1e-5,
+        "rope_interleave": True,
         "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
-        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
-        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
-        "use_cache": True, "v_head_dim": a.head_dim + a.rope_dim, "vocab_size": a.vocab,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "use_cache": True,
+        "v_head_dim": a.head_dim + a.rope_dim,
+        "vocab_size": a.vocab,
     }
 
 
 def deepseek_v3_config(a: argparse.Namespace) -> dict:
     k2 = a.variant == "kimi_k2"
     # Small enough that a prompt of a few dozen tokens reaches the interpolated range.
-    yarn = {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0} if k2 else \
-           {"beta_fast": 32, "beta_slow": 1, "factor": 40}
-    yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
-             "type": "yarn"}
+    yarn = (
+        {"beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0} if k2 else {"beta_fast": 32, "beta_slow": 1, "factor": 40}
+    )
+    yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64, "type": "yarn"}
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "kimi_k2" if k2 else "deepseek_v3",
-        "attention_bias": False, "attention_dropout": 0.0, "ep_size": 1,
-        "first_k_dense_replace": 1 if k2 else a.dense, "hidden_act": "silu",
-        "hidden_size": a.hidden or 160, "initializer_range": 0.02,
-        "intermediate_size": a.intermediate, "kv_lora_rank": a.kv_lora,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "ep_size": 1,
+        "first_k_dense_replace": 1 if k2 else a.dense,
+        "hidden_act": "silu",
+        "hidden_size": a.hidden or 160,
+        "initializer_range": 0.02,
+        "intermediate_size": a.intermediate,
+        "kv_lora_rank": a.kv_lora,
         "max_position_embeddings": int(64 * yarn["factor"]),
-        "moe_intermediate_size": a.moe_intermediate, "moe_layer_freq": 1,
-        "n_group": 1 if k2 else 4, "n_routed_experts": a.experts, "n_shared_experts": 1,
-        "norm_topk_prob": True, "num_attention_heads": a.heads, "num_experts_per_tok": a.topk,
-        "num_hidden_layers": a.layers or 6, "num_key_value_heads": a.heads,
-        "num_nextn_predict_layers": 0 if k2 else 1, "q_lora_rank": a.q_lora,
-        "qk_nope_head_dim": a.head_dim, "qk_rope_head_dim": a.rope_dim, "rms_norm_eps": 1e-6,
-        "rope_scaling": yarn, "rope_theta": 50000.0 if k2 else 10000,
-        "routed_scaling_factor": 2.827 if k2 else 2.5, "scoring_func": "sigmoid",
-        "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1 if k2 else 2,
-        "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": True,
-        "v_head_dim": a.head_dim, "vocab_size": a.vocab,
+        "moe_intermediate_size": a.moe_intermediate,
+        "moe_layer_freq": 1,
+        "n_group": 1 if k2 else 4,
+        "n_routed_experts": a.experts,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": a.heads,
+        "num_experts_per_tok": a.topk,
+        "num_hidden_layers": a.layers or 6,
+        "num_key_value_heads": a.heads,
+        "num_nextn_predict_layers": 0 if k2 else 1,
+        "q_lora_rank": a.q_lora,
+        "qk_nope_head_dim": a.head_dim,
+        "qk_rope_head_dim": a.rope_dim,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": yarn,
+        "rope_theta": 50000.0 if k2 else 10000,
+        "routed_scaling_factor": 2.827 if k2 else 2.5,
+        "scoring_func": "sigmoid",
+        "seq_aux": True,
+        "tie_word_embeddings": False,
+        "topk_group": 1 if k2 else 2,
+        "topk_method": "noaux_tc",
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "v_head_dim": a.head_dim,
+        "vocab_size": a.vocab,
     }
 
 
@@ -524,9 +706,7 @@ def release_tensors(arch: str, name: str, tensor: torch.Tensor):
 
 
 # Tensors the releases keep in 32 bits; everything else is BF16 (or FP8, below).
-F32 = re.compile(
-    r"(hc_(attn|ffn)_(base|scale)|\.A_log|\.dt_bias|e_score_correction_bias)$"
-)
+F32 = re.compile(r"(hc_(attn|ffn)_(base|scale)|\.A_log|\.dt_bias|e_score_correction_bias)$")
 # GLM-5.3-Flash: MLA projections but kv_b, dense and shared MLPs, experts. No KDA, no indexer.
 FP8 = {
     "glm5_next": re.compile(
@@ -575,10 +755,14 @@ def mtp_tensors(arch: str, config: dict, prefix: str, fill: Filler) -> dict[str,
     v = c.get("v_head_dim", qk)
     kv, ql, width = c["kv_lora_rank"], c["q_lora_rank"], c["moe_intermediate_size"]
     shapes: dict[str, tuple[int, ...]] = {
-        "enorm.weight": (h,), "hnorm.weight": (h,), "eh_proj.weight": (h, 2 * h),
+        "enorm.weight": (h,),
+        "hnorm.weight": (h,),
+        "eh_proj.weight": (h, 2 * h),
         "shared_head.norm.weight": (h,),
-        "input_layernorm.weight": (h,), "post_attention_layernorm.weight": (h,),
-        "self_attn.q_a_proj.weight": (ql, h), "self_attn.q_a_layernorm.weight": (ql,),
+        "input_layernorm.weight": (h,),
+        "post_attention_layernorm.weight": (h,),
+        "self_attn.q_a_proj.weight": (ql, h),
+        "self_attn.q_a_layernorm.weight": (ql,),
         "self_attn.q_b_proj.weight": (heads * qk, ql),
         "self_attn.kv_a_proj_with_mqa.weight": (kv + c["qk_rope_head_dim"], h),
         "self_attn.kv_a_layernorm.weight": (kv,),
@@ -590,8 +774,10 @@ def mtp_tensors(arch: str, config: dict, prefix: str, fill: Filler) -> dict[str,
     if "index_topk" in c:
         d, nh = c["index_head_dim"], c["index_n_heads"]
         shapes |= {
-            "self_attn.indexer.wq_b.weight": (nh * d, ql), "self_attn.indexer.wk.weight": (d, h),
-            "self_attn.indexer.k_norm.weight": (d,), "self_attn.indexer.k_norm.bias": (d,),
+            "self_attn.indexer.wq_b.weight": (nh * d, ql),
+            "self_attn.indexer.wk.weight": (d, h),
+            "self_attn.indexer.k_norm.weight": (d,),
+            "self_attn.indexer.k_norm.bias": (d,),
             "self_attn.indexer.weights_proj.weight": (nh, h),
         }
     if "index_kpool" in c:
@@ -601,22 +787,28 @@ def mtp_tensors(arch: str, config: dict, prefix: str, fill: Filler) -> dict[str,
         }
     for e in [*range(c["n_routed_experts"]), None]:
         where = "mlp.shared_experts" if e is None else f"mlp.experts.{e}"
-        shapes |= {f"{where}.gate_proj.weight": (width, h), f"{where}.up_proj.weight": (width, h),
-                   f"{where}.down_proj.weight": (h, width)}
+        shapes |= {
+            f"{where}.gate_proj.weight": (width, h),
+            f"{where}.up_proj.weight": (width, h),
+            f"{where}.down_proj.weight": (h, width),
+        }
     if arch == "deepseek_v3":  # DeepSeek repeats the embedding and the head in the layer
-        shapes |= {"embed_tokens.weight": (c["vocab_size"], h),
-                   "shared_head.head.weight": (c["vocab_size"], h)}
-    return {f"{prefix}layers.{layer}.{k}": fill(f"{prefix}layers.{layer}.{k}", s)
-            for k, s in shapes.items()}
+        shapes |= {"embed_tokens.weight": (c["vocab_size"], h), "shared_head.head.weight": (c["vocab_size"], h)}
+    return {f"{prefix}layers.{layer}.{k}": fill(f"{prefix}layers.{layer}.{k}", s) for k, s in shapes.items()}
 
 
 def build_model(arch: str, config: dict):
     import transformers
 
-    conf_name = {"glm5_next": "Glm5NextConfig", "kimi_linear": "KimiLinearConfig",
-                 "glm_moe_dsa": "GlmMoeDsaConfig", "deepseek_v3": "DeepseekV3Config"}[arch]
-    plain = {k: v for k, v in config.items()
-             if k not in ("architectures", "auto_map", "model_type", "quantization_config")}
+    conf_name = {
+        "glm5_next": "Glm5NextConfig",
+        "kimi_linear": "KimiLinearConfig",
+        "glm_moe_dsa": "GlmMoeDsaConfig",
+        "deepseek_v3": "DeepseekV3Config",
+    }[arch]
+    plain = {
+        k: v for k, v in config.items() if k not in ("architectures", "auto_map", "model_type", "quantization_config")
+    }
     conf = getattr(transformers, conf_name)(**plain)
     return getattr(transformers, config["architectures"][0])(conf)
 
@@ -643,8 +835,10 @@ def write_shards(tensors: dict[str, torch.Tensor], out: Path, limit: int) -> tup
         for name, t in shard.items():
             index[name] = file
             total += t.numel() * t.element_size()
-    write_json(out / "model.safetensors.index.json",
-               {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))})
+    write_json(
+        out / "model.safetensors.index.json",
+        {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))},
+    )
     return len(shards), total
 
 
@@ -657,16 +851,26 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("arch", choices=ARCHITECTURES)
     p.add_argument("out", type=Path)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--variant", choices=["default", "kimi_k2"], default="default",
-                   help="deepseek_v3 only: Kimi K2's spelling (one group, one dense layer, tiktoken)")
+    p.add_argument(
+        "--variant",
+        choices=["default", "kimi_k2"],
+        default="default",
+        help="deepseek_v3 only: Kimi K2's spelling (one group, one dense layer, tiktoken)",
+    )
     p.add_argument("--fp8", action="store_true", help="block-scaled float8_e4m3fn as in the release")
     p.add_argument("--fp8-block", type=int, default=128)
-    p.add_argument("--mtp", action=argparse.BooleanOptionalAction, default=True,
-                   help="write the NextN layer (not for kimi_linear)")
-    p.add_argument("--vision", action=argparse.BooleanOptionalAction, default=True,
-                   help="write the vision tower (glm5_next only)")
-    p.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16",
-                   help="dtype of the unquantized tensors; float32 keeps the drawn values exactly")
+    p.add_argument(
+        "--mtp", action=argparse.BooleanOptionalAction, default=True, help="write the NextN layer (not for kimi_linear)"
+    )
+    p.add_argument(
+        "--vision", action=argparse.BooleanOptionalAction, default=True, help="write the vision tower (glm5_next only)"
+    )
+    p.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float32"],
+        default="bfloat16",
+        help="dtype of the unquantized tensors; float32 keeps the drawn values exactly",
+    )
     p.add_argument("--shard-mb", type=float, default=2.0)
     g = p.add_argument_group("sizes")
     g.add_argument("--hidden", type=int)
@@ -698,8 +902,7 @@ def main(argv: list[str] | None = None) -> None:
     if a.fp8 and a.arch not in FP8:
         raise SystemExit(f"no FP8 release of {a.arch} is known")
     a.out.mkdir(parents=True, exist_ok=True)
-    for old in [*a.out.glob("*.safetensors"), *a.out.glob("*.json"), *a.out.glob("*.jinja"),
-                a.out / "tiktoken.model"]:
+    for old in [*a.out.glob("*.safetensors"), *a.out.glob("*.json"), *a.out.glob("*.jinja"), a.out / "tiktoken.model"]:
         old.unlink(missing_ok=True)
     rng = random.Random(a.seed)
     torch.manual_seed(a.seed)
@@ -708,19 +911,22 @@ def main(argv: list[str] | None = None) -> None:
     text = config.get("text_config", config)
     if a.arch == "glm5_next":
         text["v_head_dim"] = a.head_dim
-    kind = "kimi" if a.arch == "kimi_linear" or a.variant == "kimi_k2" else \
-           ("deepseek" if a.arch == "deepseek_v3" else "glm")
+    kind = (
+        "kimi"
+        if a.arch == "kimi_linear" or a.variant == "kimi_k2"
+        else ("deepseek" if a.arch == "deepseek_v3" else "glm")
+    )
     ids = write_tokenizer(kind, a.out, a.vocab - 32, rng)
 
     # token ids of the configuration
     if kind == "glm":
         eos = [ids["<|endoftext|>"], ids["<|user|>"], ids["<|observation|>"]]
         text |= {"eos_token_id": eos, "pad_token_id": ids["<|endoftext|>"], "bos_token_id": None}
-        generation = {"eos_token_id": eos, "pad_token_id": eos[0], "temperature": 1.0, "top_p": 0.95,
-                      "do_sample": True}
+        generation = {"eos_token_id": eos, "pad_token_id": eos[0], "temperature": 1.0, "top_p": 0.95, "do_sample": True}
         if a.arch == "glm5_next":
             config |= {
-                "image_token_id": ids["<|image|>"], "video_token_id": ids["<|video|>"],
+                "image_token_id": ids["<|image|>"],
+                "video_token_id": ids["<|video|>"],
                 "image_start_token_id": ids["<|begin_of_image|>"],
                 "image_end_token_id": ids["<|end_of_image|>"],
                 "video_start_token_id": ids["<|begin_of_video|>"],
@@ -731,8 +937,13 @@ def main(argv: list[str] | None = None) -> None:
         generation = {"eos_token_id": ids["<|im_end|>"], "max_length": 4096}
     else:
         text |= {"bos_token_id": ids[DEEPSEEK_SPECIAL[0]], "eos_token_id": ids[DEEPSEEK_SPECIAL[1]]}
-        generation = {"bos_token_id": text["bos_token_id"], "eos_token_id": text["eos_token_id"],
-                      "do_sample": True, "temperature": 0.6, "top_p": 0.95}
+        generation = {
+            "bos_token_id": text["bos_token_id"],
+            "eos_token_id": text["eos_token_id"],
+            "do_sample": True,
+            "temperature": 0.6,
+            "top_p": 0.95,
+        }
 
     # weights
     model = build_model(a.arch, config)
@@ -764,10 +975,14 @@ def main(argv: list[str] | None = None) -> None:
         stored[name] = t.to(torch.float32 if F32.search(name) else base)
     if a.fp8:
         # The releases list modules without the wrapper: "model.layers.0...", "visual...."
-        skip = sorted({k.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
-                       for k in kept}, key=natural)
+        skip = sorted(
+            {k.replace("model.language_model.", "model.").replace("model.visual.", "visual.") for k in kept},
+            key=natural,
+        )
         config["quantization_config"] = {
-            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
             "weight_block_size": [a.fp8_block, a.fp8_block],
         }
         if a.arch != "deepseek_v3":
@@ -776,8 +991,10 @@ def main(argv: list[str] | None = None) -> None:
     write_json(a.out / "config.json", dict(sorted(config.items())))
     write_json(a.out / "generation_config.json", {"_from_model_config": True, **generation})
     shards, total = write_shards(stored, a.out, int(a.shard_mb * 1e6))
-    print(f"{a.out}: {len(stored)} tensors, {sum(t.numel() for t in tensors.values()) / 1e6:.2f} M weights, "
-          f"{total / 1e6:.2f} MB in {shards} shards")
+    print(
+        f"{a.out}: {len(stored)} tensors, {sum(t.numel() for t in tensors.values()) / 1e6:.2f} M weights, "
+        f"{total / 1e6:.2f} MB in {shards} shards"
+    )
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def read_tensors(model_dir: Path) -> dict[str, torch.Tensor]:
     else:
         (single,) = model_dir.glob("*.safetensors")
         with safe_open(single, framework="pt") as f:
-            weight_map = {name: single.name for name in f.keys()}
+            weight_map = dict.fromkeys(f.keys(), single.name)
     raw: dict[str, torch.Tensor] = {}
     for file in sorted(set(weight_map.values())):
         with safe_open(model_dir / file, framework="pt") as f:
@@ -104,18 +104,25 @@ def load(model_dir: Path, tensors: dict[str, torch.Tensor], dtype: torch.dtype):
         config["model_type"] = "deepseek_v3"
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "config.json").write_text(json.dumps(config))
-        save_file({k: v.contiguous() for k, v in tensors.items()}, Path(scratch, "model.safetensors"),
-                  metadata={"format": "pt"})
+        save_file(
+            {k: v.contiguous() for k, v in tensors.items()},
+            Path(scratch, "model.safetensors"),
+            metadata={"format": "pt"},
+        )
         cls = getattr(transformers, config["architectures"][0])
         model, info = cls.from_pretrained(
-            scratch, dtype=torch.float32, attn_implementation="eager",
-            experts_implementation="eager", output_loading_info=True,
+            scratch,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
         )
     extra = [k for k in info["unexpected_keys"] if not is_mtp(k, config)]
     missing = [k for k in info["missing_keys"] if ".visual." not in k]
     if missing or extra or info["mismatched_keys"]:
-        raise SystemExit(f"load: missing {missing[:4]} unexpected {extra[:4]} "
-                         f"mismatched {list(info['mismatched_keys'])[:4]}")
+        raise SystemExit(
+            f"load: missing {missing[:4]} unexpected {extra[:4]} mismatched {list(info['mismatched_keys'])[:4]}"
+        )
     return model.to(dtype).eval(), config
 
 
@@ -161,6 +168,7 @@ class Trace:
         def hook(module, args, out):
             h = out[0] if isinstance(out, tuple) else out
             self.data[f"hidden.{i}"] = h[0].float().numpy().copy()
+
         return hook
 
     def router_hook(self, i):
@@ -179,6 +187,7 @@ class Trace:
                 refused = refused.view_as(per).masked_fill(~mask[..., None], -torch.inf).view_as(score)
             margin = score.gather(-1, ids).amin(-1) - refused.amax(-1)
             self.data[f"router_margin.{i}"] = margin.float().numpy()
+
         return hook
 
     def dsa_hook(self, i):
@@ -191,11 +200,13 @@ class Trace:
             big = torch.where(ids < 0, length + 1, ids).sort(-1)[0]
             self.data[f"dsa_ids.{i}"] = torch.where(big > length, -1, big)[:, :width].numpy().astype(np.int32)
             self.data[f"dsa_margin.{i}"] = dsa_margin(module, args, kwargs, ids)
+
         return hook
 
 
 def dsa_margin(module, args, kwargs, ids):
     """Recompute the index scores of a full prefill and measure the gap at the cut."""
+
     def arg(position, name):
         return args[position] if len(args) > position else kwargs[name]
 
@@ -245,7 +256,7 @@ def stepwise(model, ids: torch.Tensor, greedy: int, first: int):
     out = model(input_ids=ids[None, :first], cache=cache, use_cache=True).logits[0]
     rows.append(out)
     for i in range(first, len(ids)):
-        rows.append(model(input_ids=ids[None, i:i + 1], cache=cache, use_cache=True).logits[0])
+        rows.append(model(input_ids=ids[None, i : i + 1], cache=cache, use_cache=True).logits[0])
     last = rows[-1][-1]
     for _ in range(greedy):
         token = int(last.argmax())
@@ -256,16 +267,22 @@ def stepwise(model, ids: torch.Tensor, greedy: int, first: int):
 
 
 @torch.no_grad()
-def mtp(model, config: dict, tensors: dict[str, torch.Tensor], ids: torch.Tensor,
-        hidden: torch.Tensor, zero_first: bool) -> torch.Tensor:
+def mtp(
+    model, config: dict, tensors: dict[str, torch.Tensor], ids: torch.Tensor, hidden: torch.Tensor, zero_first: bool
+) -> torch.Tensor:
     """The NextN layer as a plain pre-norm block of the model's own attention and MoE classes."""
     body = text_model(model)
     conf = body.config
     layer = conf.num_hidden_layers
     (prefix,) = {k.split(f"layers.{layer}.")[0] + f"layers.{layer}." for k in tensors if is_mtp(k, config)}
-    own = {k[len(prefix):]: v.to(hidden.dtype) for k, v in tensors.items() if k.startswith(prefix)}
-    sample = next(x for x in body.layers if hasattr(x.self_attn, "kv_b_proj") and hasattr(x.mlp, "gate")
-                  and getattr(x.self_attn, "indexer", True) is not None)
+    own = {k[len(prefix) :]: v.to(hidden.dtype) for k, v in tensors.items() if k.startswith(prefix)}
+    sample = next(
+        x
+        for x in body.layers
+        if hasattr(x.self_attn, "kv_b_proj")
+        and hasattr(x.mlp, "gate")
+        and getattr(x.self_attn, "indexer", True) is not None
+    )
     import copy
 
     block = copy.deepcopy(sample)
@@ -277,7 +294,8 @@ def mtp(model, config: dict, tensors: dict[str, torch.Tensor], ids: torch.Tensor
             state[k] = v
     for part, names in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
         state[f"mlp.experts.{part}"] = torch.stack(
-            [torch.cat([own[f"mlp.experts.{e}.{x}.weight"] for x in names]) for e in range(n)])
+            [torch.cat([own[f"mlp.experts.{e}.{x}.weight"] for x in names]) for e in range(n)]
+        )
     left = block.load_state_dict(state, strict=False)
     assert not left.unexpected_keys and all("_hc" in k for k in left.missing_keys), left
 
@@ -295,8 +313,10 @@ def mtp(model, config: dict, tensors: dict[str, torch.Tensor], ids: torch.Tensor
         kwargs["attention_mask"] = torch.ones(1, t, dtype=torch.bool)
     else:
         causal = torch.full((t, t), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)[None, None]
-        kwargs |= {"attention_mask": causal,
-                   "position_embeddings": body.rotary_emb(x, position_ids=torch.arange(t)[None])}
+        kwargs |= {
+            "attention_mask": causal,
+            "position_embeddings": body.rotary_emb(x, position_ids=torch.arange(t)[None]),
+        }
     x = x + block.self_attn(**kwargs)[0]
     x = x + block.mlp(block.post_attention_layernorm(x))
     return rms(x[0], own["shared_head.norm.weight"]) @ model.lm_head.weight.T
@@ -337,10 +357,10 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--greedy", type=int, default=0, metavar="N")
     p.add_argument("--trace", action="store_true", help="hidden states, experts, sparse selections")
     p.add_argument("--mtp", action="store_true", help="draft logits of the NextN layer")
-    p.add_argument("--mtp-zero-first", action="store_true",
-                   help="zero the embedding at position 0, as vLLM does")
-    p.add_argument("--check", action="store_true",
-                   help="compare the prefill with the one-token-at-a-time and the float64 run")
+    p.add_argument("--mtp-zero-first", action="store_true", help="zero the embedding at position 0, as vLLM does")
+    p.add_argument(
+        "--check", action="store_true", help="compare the prefill with the one-token-at-a-time and the float64 run"
+    )
     p.add_argument("--threads", type=int, default=1, help="more only helps on idle cores")
     p.add_argument("--out", type=Path, required=True)
     a = p.parse_args(argv)

@@ -73,7 +73,9 @@ def test_predicted_state_is_what_a_full_session_holds(cpu_engine: Engine, contex
 
 
 @given(ram=st.integers(1 << 20, 1 << 32), context=st.integers(1, 4096))
-def test_a_budget_is_never_exceeded_and_never_wasted(container: Container, config: ModelConfig, ram: int, context: int) -> None:
+def test_a_budget_is_never_exceeded_and_never_wasted(
+    container: Container, config: ModelConfig, ram: int, context: int
+) -> None:
     least = floor_bytes(config, container.manifest, context, BASELINE)
     if ram < least:
         with pytest.raises(ResourceError, match="too small"):

@@ -187,6 +187,20 @@ def test_added_tokens_inside_the_vocabulary_keep_that_id(make_json: Callable[...
     assert ours.decode(ours.encode(text)) == text
 
 
+def test_a_whole_pre_token_that_is_a_control_token_stays_text(make_json: Callable[..., Json], both: Both) -> None:
+    """With `ignore_merges` the library, its added tokens removed, would look it up in the vocabulary."""
+    data = make_json(added=[])
+    data["model"]["ignore_merges"] = True
+    data["model"]["vocab"] |= {"endofturn": 1000, "wholeword": 1001}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    data["added_tokens"] = [{"id": 1000, "content": "endofturn", **flags}]
+    ours, library = both(data)
+    assert ours.encode("endofturn", markup=True) == library.encode("endofturn").ids == [1000]
+    assert ours.encode("wholeword") == library.encode("wholeword").ids == [1001]
+    assert 1000 not in ours.encode("endofturn")
+    assert ours.decode(ours.encode("endofturn")) == "endofturn"
+
+
 def test_added_tokens_get_the_ids_the_library_gives_and_a_warning(make_json: Callable[..., Json], both: Both) -> None:
     data = make_json()
     for token in data["added_tokens"]:

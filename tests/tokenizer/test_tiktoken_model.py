@@ -31,6 +31,23 @@ TEXTS = [
 NAMES = ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_middle|>"]
 
 
+# As published, alternative by alternative.
+PUBLISHED = (
+    r"[\p{Han}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+",
+    r"\s+(?!\S)",
+    r"\s+",
+)
+
+
+def test_the_pattern_is_the_published_one() -> None:
+    assert "|".join(PUBLISHED) == KIMI_PATTERN
+
+
 @pytest.fixture(scope="module")
 def source(make_json: Callable[..., Json]) -> tuple[bytes, Json, Json]:
     """A rank file, its configuration, and the same vocabulary as a `tokenizer.json` with Kimi's pattern."""

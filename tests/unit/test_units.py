@@ -12,8 +12,8 @@ from waste.errors import UsageError
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("8GB", 8 * 10**9), ("8GiB", 8 << 30), ("8g", 8 << 30), ("8000M", 8000 << 20), ("8000MB", 8 * 10**9), ("1.5 GiB", 3 << 29),
-     ("4096", 4096), ("640 B", 640), (".5k", 512), ("2tib", 2 << 40)],
+    [("8GB", 8 * 10**9), ("8GiB", 8 << 30), ("8g", 8 << 30), ("8000M", 8000 << 20), ("8000MB", 8 * 10**9),
+     ("1.5 GiB", 3 << 29), ("4096", 4096), ("640 B", 640), (".5k", 512), ("2tib", 2 << 40)],
 )  # fmt: skip
 def test_sizes_people_write(text: str, nbytes: int) -> None:
     assert units.parse_bytes(text) == nbytes
@@ -31,7 +31,8 @@ def test_printed_sizes_read_back_within_their_digits(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.421, "0.42 s"), (42.04, "42.0 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.99, "60.0 s")]
+    ("seconds", "text"),
+    [(0.421, "0.42 s"), (42.04, "42.0 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (59.99, "60.0 s")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert units.format_seconds(seconds) == text

@@ -90,7 +90,8 @@ class ReferenceOps:
         return HcMix(self.rms_norm(collapsed, norm, eps), post, comb)
 
     def hc_post(self, streams: Tensor, out: Tensor, mix: HcMix) -> Tensor:
-        return mix.post[:, :, None] * out[:, None] + torch.einsum("tki,tkd->tid", mix.comb, streams)
+        spread: Tensor = mix.post[:, :, None] * out[:, None]
+        return spread + torch.einsum("tki,tkd->tid", mix.comb, streams)
 
     def hc_mean(self, streams: Tensor) -> Tensor:
         return streams.mean(1)
@@ -123,7 +124,8 @@ class ReferenceOps:
             out[i] = torch.einsum("nk,nkv->nv", q[i], state.s)
         gate = ((x @ w.g_a.T) @ w.g_b.T).view(t, n, d)
         y = self.rms_norm(out, w.norm, shape.norm_eps) * torch.sigmoid(gate)
-        return y.reshape(t, n * d) @ w.o.T
+        o: Tensor = w.o
+        return y.reshape(t, n * d) @ o.T
 
     def mla_project(self, x: Tensor, w: MlaWeights, shape: MlaShape, start: int) -> MlaProjection:
         t = len(x)
@@ -194,12 +196,14 @@ class ReferenceOps:
                 rows = cache[torch.from_numpy(chosen.astype(np.int64))]
             p = torch.softmax((q[i] @ rows.T) * shape.scale, dim=-1)
             out[i] = torch.einsum("hr,hvr->hv", p @ rows[:, : shape.kv_lora], v_up)
-        return out.reshape(t, -1) @ w.o.T
+        o: Tensor = w.o
+        return out.reshape(t, -1) @ o.T
 
     # -- feed forward
 
     def mlp(self, x: Tensor, w: MlpWeights, limit: float | None) -> Tensor:
-        return _swiglu(x @ w.gate.T, x @ w.up.T, limit) @ w.down.T
+        down: Tensor = w.down
+        return _swiglu(x @ w.gate.T, x @ w.up.T, limit) @ down.T
 
     def route(self, x: Tensor, gate: Tensor, bias: Tensor, shape: RouterShape) -> Routing:
         score = torch.sigmoid(x @ gate.T)
@@ -228,7 +232,8 @@ class ReferenceOps:
         for expert, record in records:
             tokens, ranks = np.nonzero(routing.ids == expert)
             w = MlpWeights(*(self._section(record, s) for s in (layout.gate, layout.up, layout.down)))
-            out[torch.from_numpy(tokens), torch.from_numpy(ranks)] = self.mlp(x[torch.from_numpy(tokens)], w, shape.limit)
+            rows = torch.from_numpy(tokens)
+            out[rows, torch.from_numpy(ranks)] = self.mlp(x[rows], w, shape.limit)
 
     def _section(self, record: Bytes, section: Section) -> Tensor:
         blob = record[section.offset : section.offset + section.nbytes]

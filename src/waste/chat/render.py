@@ -119,6 +119,8 @@ class _Disguise:
     def tokens(self, value: str, chosen: Sequence[str]) -> str:
         """`value` with only the occurrences of the `chosen` tokens disguised, among all tokens found in it."""
         longest_first = sorted(self.tokens_in(value), key=len, reverse=True)
+        if not longest_first:
+            return value
         # re.split with one group: text, match, text, match, ..., text.
         parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", value)
         return "".join(part.translate(self._to) if i % 2 and part in chosen else part for i, part in enumerate(parts))

@@ -26,7 +26,7 @@ class Inventory:
     weights: int  # numbers in them, scales not included
     read_bytes: int
     vision: tuple[str, ...]  # left out for now
-    copies: tuple[str, ...]  # repeat the trunk's embedding or head
+    copies: tuple[str, ...]  # repeat the embedding or the head
     unused: tuple[str, ...]  # nothing asks for them
 
 
@@ -133,4 +133,5 @@ def _joined(faults: list[WasteError]) -> WasteError:
     text = "; ".join(fault.message for fault in faults[:_NAMED])
     if len(faults) > _NAMED:
         text += f"; and {len(faults) - _NAMED} more like these"
-    return type(faults[0])(text, hint="download the files again; if they are right, the model is not supported")
+    damaged = isinstance(faults[0], InputError)
+    return type(faults[0])(text, hint="download the files again, or check config.json" if damaged else None)

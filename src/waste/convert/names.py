@@ -22,8 +22,9 @@ _ROUTER_OR_SHARED = re.compile(r"^(layers\.\d+)\.mlp\.(gate|shared_experts)\.")
 _SHORT = {"gate": "w1", "up": "w3", "down": "w2"}
 
 _VISION = re.compile(r"^(model\.)?(visual|vision_tower|vision_model|mm_projector|multi_modal_projector)\.")
-# DeepSeek repeats the embedding and the head in the draft layer: the same numbers as the trunk's.
-_DRAFT_COPY = re.compile(r"(^|\.)layers\.\d+\.(embed_tokens|shared_head\.head)\.weight$")
+# DeepSeek repeats the embedding and the head in the draft layer: the same numbers as the trunk's. A head that nothing
+# asks for is that of a model with tied embeddings, which repeats the embedding.
+_COPY = re.compile(r"(^|\.)(layers\.\d+\.(embed_tokens|shared_head\.head)|lm_head)\.weight$")
 
 
 @dataclass(frozen=True)
@@ -77,5 +78,5 @@ def is_vision(name: str) -> bool:
 
 
 def is_copy(name: str) -> bool:
-    """Whether a checkpoint's tensor repeats the trunk's embedding or head inside a draft layer."""
-    return _DRAFT_COPY.search(name) is not None
+    """Whether a checkpoint's tensor, if nothing asks for it, repeats the embedding or the head."""
+    return _COPY.search(name) is not None

@@ -24,6 +24,7 @@ from waste.models.spec import Formats
 _DRIVE_BYTES_PER_S = 500e6
 _NETWORK_BYTES_PER_S = 50e6
 _PROBE_ROWS, _PROBE_COLS = 256, 1024
+_NAMED = 3  # tensors that a notice names; it counts the rest
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,18 @@ def prepare(source: Source, options: ConvertOptions) -> Prepared:
 
 def _remarks(headers: Headers, inventory: Inventory) -> list[str]:
     """What is in the checkpoint and will not be in the container."""
+    groups = (
+        ("of vision, skipped: text only for now", inventory.vision),
+        ("skipped, as they repeat the embedding or the head", inventory.copies),
+        ("not used by the model", inventory.unused),
+        ("in the files but not in the index, not read", headers.unindexed),
+    )
     found = []
-    if inventory.vision:
-        found.append(
-            f"{len(inventory.vision)} vision tensors ({inventory.vision[0]!r}, ...) are skipped: text only for now"
-        )
-    if inventory.copies:
-        found.append(f"{len(inventory.copies)} tensors repeat the embedding or the head and are skipped")
-    if inventory.unused:
-        listed = ", ".join(repr(name) for name in inventory.unused[:3])
-        more = f" and {len(inventory.unused) - 3} more" if len(inventory.unused) > 3 else ""
-        found.append(f"{len(inventory.unused)} tensors are not used: {listed}{more}")
-    if headers.unindexed:
-        found.append(f"{len(headers.unindexed)} tensors are in the files but not in the index: not read")
+    for what, names in groups:
+        if names:
+            listed = ", ".join(repr(name) for name in names[:_NAMED])
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            found.append(f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} {what}: {listed}{more}")
     return found
 
 

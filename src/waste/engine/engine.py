@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from waste.backends.base import Ops
-from waste.container.manifest import Manifest
 from waste.chat.format import JSON as CHAT_FILE
 from waste.chat.format import ChatFormat
 from waste.chat.format import from_json as read_chat
+from waste.container.manifest import Manifest
 from waste.container.reader import Bank, Container
 from waste.engine.session import Session
 from waste.errors import ResourceError, UsageError
@@ -194,5 +194,6 @@ def _ram(ram: str | int | None, on_event: OnEvent) -> int:
             hint=f"--ram {healthy >> 20}MiB is healthy here",
         )
     if wanted > machine.available_bytes + memory.resident_bytes():
-        on_event(Notice(f"a RAM budget of {format_bytes(wanted)} is above the {format_bytes(machine.available_bytes)} now free"))
+        free = format_bytes(machine.available_bytes)
+        on_event(Notice(f"a RAM budget of {format_bytes(wanted)} is above the {free} now free"))
     return wanted

@@ -19,7 +19,7 @@ _INSTRUCTION_SETS = {
     "avx512f": "AVX-512",
     "avx512_vnni": "AVX-512 VNNI",
     "avx512_bf16": "AVX-512 BF16",
-    "avx512_vbmi": "AVX-512 VBMI",
+    "avx512vbmi": "AVX-512 VBMI",
     "amx_int8": "AMX INT8",
     "amx_bf16": "AMX BF16",
     "asimd": "NEON",

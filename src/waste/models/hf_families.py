@@ -116,7 +116,11 @@ def glm_moe_dsa(text: Reader, tokens: Tokens, tied: bool) -> ModelConfig:
     text.require("indexer_rope_interleave", True)
     text.require("swiglu_limit", None)
     layers = _layers(text)
-    kinds = _all_full(text, layers, "indexed_attention")
+    kinds = _all_full(layers)
+    if text.has("layer_types"):
+        kinds = attention_kinds(text, layers, own_spelling="indexed_attention")
+        if "kda" in kinds:
+            raise text.unsupported(f"layer_types[{kinds.index('kda')}]", "linear_attention", "indexed_attention")
     mla = _mla(text, rotated=True, latent_eps=LATENT_EPS, needs_q_lora=True)
     heads, dim = text.integer("index_n_heads"), text.integer("index_head_dim")
     if mla.rope > dim:
@@ -128,13 +132,23 @@ def glm_moe_dsa(text: Reader, tokens: Tokens, tied: bool) -> ModelConfig:
 
 
 def deepseek_v3(text: Reader, tokens: Tokens, tied: bool) -> ModelConfig:
-    """DeepSeek-V3, R1 and Kimi K2: rotated MLA, often with YaRN, and a router with groups."""
+    """DeepSeek-V3, R1 and Kimi K2: rotated MLA, often with YaRN, and a router with groups.
+
+    A config of this type may still name layers of linear attention; they are read as Kimi-Linear's.
+    """
     text.require("rope_interleave", True, None)
     for key in ("swiglu_limit", "index_topk"):  # an indexer makes it DeepSeek-V3.2
         text.require(key, None)
-    kinds = _all_full(text, _layers(text), "full_attention")
+    layers = _layers(text)
+    kinds: tuple[AttentionKind, ...] = _all_full(layers)
+    kda = None
+    if text.has("layer_types") or text.has("linear_attn_config"):
+        kinds = attention_kinds(text, layers, own_spelling="full_attention")
+    if "kda" in kinds:
+        text.notice(f"{text.where}{kinds.count('kda')} layers of linear attention are read as those of kimi_linear")
+        kda = _kda(text, text.number("rms_norm_eps"), default_bound=None)
     mla = _mla(text, rotated=True, latent_eps=LATENT_EPS, needs_q_lora=False)
-    return _assemble("deepseek_v3", text, tokens, tied, kinds=kinds, mla=mla, groups_required=True)
+    return _assemble("deepseek_v3", text, tokens, tied, kinds=kinds, mla=mla, kda=kda, groups_required=True)
 
 
 FAMILIES: dict[str, Callable[[Reader, Tokens, bool], ModelConfig]] = {
@@ -153,13 +167,8 @@ def _layers(text: Reader) -> int:
     return text.integer("num_hidden_layers", high=MAX_LAYERS)
 
 
-def _all_full(text: Reader, layers: int, own_spelling: str) -> tuple[AttentionKind, ...]:
-    """Every layer MLA; a config that says otherwise is another model."""
+def _all_full(layers: int) -> tuple[AttentionKind, ...]:
     full: list[AttentionKind] = ["mla"] * layers
-    if text.has("layer_types") or text.has("linear_attn_config"):
-        kinds = attention_kinds(text, layers, own_spelling=own_spelling)
-        if "kda" in kinds:
-            raise text.unsupported(f"layer_types[{kinds.index('kda')}]", "linear_attention", own_spelling)
     return tuple(full)
 
 

@@ -22,6 +22,7 @@ from waste.backends.base import (
     HcWeights,
     Ids,
     IndexerWeights,
+    KdaState,
     KdaWeights,
     MlaWeights,
     MlpWeights,
@@ -31,7 +32,7 @@ from waste.backends.base import (
 )
 from waste.container.manifest import TensorEntry
 from waste.errors import InputError
-from waste.kvcache.state import SessionState, grow, kda_state, mla_state
+from waste.kvcache.state import MlaState, SessionState, grow, kda_state, mla_state
 from waste.layers.attention import Attention, Chunk, Kda, Mla
 from waste.layers.feed_forward import ExpertStore, FeedForward, Mlp, Moe
 from waste.layers.residual import HyperConnection, PlainResidual, Residual
@@ -48,6 +49,11 @@ class Layer:
     attention: Attention
     feed_forward_site: Residual
     feed_forward: FeedForward
+
+    def forward(self, ops: Ops, x: Array, memory: KdaState | MlaState, experts: ExpertStore, chunk: Chunk) -> Array:
+        """The residual after both sublayers."""
+        x = self.attention_site.apply(ops, x, lambda y: self.attention.forward(ops, y, memory, chunk))
+        return self.feed_forward_site.apply(ops, x, lambda y: self.feed_forward.forward(ops, y, experts, chunk))
 
 
 class Model:
@@ -96,8 +102,7 @@ class Model:
         if config.hc is not None:
             x = ops.hc_expand(x, config.hc)
         for layer, memory in zip(self.layers, state.layers, strict=True):
-            x = layer.attention_site.apply(ops, x, lambda y, a=layer.attention, m=memory: a.forward(ops, y, m, chunk))
-            x = layer.feed_forward_site.apply(ops, x, lambda y, f=layer.feed_forward: f.forward(ops, y, experts, chunk))
+            x = layer.forward(ops, x, memory, experts, chunk)
         state.position = start + tokens
         if config.hc is not None:
             x = ops.hc_mean(x)
@@ -120,7 +125,7 @@ class TrunkTensors:
                 raise InputError(f"the container lacks tensor {spec.name!r}", hint="convert the model again")
             if tuple(entry.shape) != spec.shape:
                 raise InputError(
-                    f"tensor {spec.name!r} has shape {list(entry.shape)}, the model's config implies {list(spec.shape)}",
+                    f"tensor {spec.name!r} has shape {list(entry.shape)}, the model's config wants {list(spec.shape)}",
                     hint="convert the model again",
                 )
 

@@ -1,7 +1,7 @@
 """How many bytes a model takes and how a RAM budget is divided. Arithmetic only: nothing is allocated.
 
-    budget = baseline (interpreter and libraries) + trunk + session state at the context + work buffers
-             + slots x record
+budget = baseline (interpreter and libraries) + trunk + session state at the context + work buffers
+         + slots x record
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class Budget:
 
 def floor_bytes(config: ModelConfig, manifest: Manifest, context: int, baseline: int) -> int:
     """The least RAM that runs the model: everything fixed, and the experts one token needs in one layer."""
-    return divide(config, manifest, 1 << 62, context, baseline).fixed_bytes + config.router.top_k * _slot(manifest, config)
+    fixed = divide(config, manifest, 1 << 62, context, baseline).fixed_bytes
+    return fixed + (config.router.top_k * _slot(manifest, config) if config.moe_layers else 0)
 
 
 def divide(config: ModelConfig, manifest: Manifest, ram: int, context: int, baseline: int) -> Budget:
@@ -136,8 +137,8 @@ def divide(config: ModelConfig, manifest: Manifest, ram: int, context: int, base
     if slots < config.router.top_k:
         least = fixed.fixed_bytes + config.router.top_k * slot
         raise ResourceError(
-            f"a RAM budget of {format_bytes(ram)} is too small: {format_bytes(least)} are needed for trunk, a context of "
-            f"{context} tokens, buffers and {config.router.top_k} experts",
+            f"a RAM budget of {format_bytes(ram)} is too small: {format_bytes(least)} are needed for the trunk, "
+            f"a context of {context} tokens, buffers and {config.router.top_k} experts",
             hint=f"--ram {_round_up(least)}MiB, or a smaller --ctx",
         )
     return Budget(ram, baseline, trunk, fixed.state_bytes, fixed.buffer_bytes, slot, int(slots))
