@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import importlib
 import os
@@ -136,6 +137,21 @@ def test_threads_start_with_the_first_work_and_end_with_the_pool() -> None:
     assert count() == before
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads resident memory in /proc")
+def test_scratch_memory_is_reused(rng: np.random.Generator) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    ops, x = CpuOps(threads=1), rng.standard_normal((64, 4), np.float32)
+    shapes = (4096, 4), (4096, 4), (4, 4096)
+    w = MlpWeights(*(ops.weight(get("f32").encode(rng.standard_normal(s, np.float32)), "f32", *s) for s in shapes))
+    ops.mlp(x, w, None)
+    before = resident_bytes()
+    for _ in range(100):  # 2 MiB of scratch each
+        ops.mlp(x, w, None)
+    assert resident_bytes() - before < 50 * 2**20
+
+
 def test_one_backend_serves_several_python_threads(lab: Any) -> None:
     expected = [product(lab.crews[1], np.random.default_rng(i)) for i in range(4)]
     found: list[list[bytes]] = [[] for _ in range(4)]
@@ -189,9 +205,9 @@ def test_the_committed_stub_is_the_generated_one() -> None:
     assert _cpu.__file__ is not None
     generated = Path(_cpu.__file__).with_name("_cpu.pyi")
     committed = Path(__file__).resolve().parents[2] / "src/waste/kernels/_cpu.pyi"
-    if not generated.is_file():
-        pytest.skip("this build has no stub beside it")
-    assert committed.read_text() == generated.read_text()
+    if not generated.is_file() or not committed.is_file():
+        pytest.skip("needs an installed stub and a source tree")
+    assert ast.dump(ast.parse(committed.read_text())) == ast.dump(ast.parse(generated.read_text()))
 
 
 def test_the_example_checkpoint_is_found() -> None:

@@ -109,6 +109,16 @@ def test_wrong_shapes(tiny: Any, dst: Path, name: str, shape: tuple[int, ...]) -
     assert "expected" in message
 
 
+def test_many_wrong_tensors_are_one_line_with_three_names(tiny: Any, dst: Path) -> None:
+    wrong = [name for name in tiny.tensors if name.endswith("input_layernorm.weight") or ".mlp.gate." in name]
+    for name in wrong:
+        tiny.tensors[name] = stored(tiny, "F32", (7,), np.zeros(7, np.float32))
+    tiny.write()
+    message = refusal(tiny, dst, InputError).message
+    assert sum(repr(name) in message for name in wrong) == 3
+    assert f"and {len(wrong) - 3} more" in message
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

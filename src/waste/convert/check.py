@@ -37,7 +37,7 @@ def check_tensors(work: Work, tensors: Mapping[str, TensorInfo], block: tuple[in
     scales; UnsupportedError for dtypes that are not read. Messages name up to three tensors and count the others.
     """
     missing: list[str] = []
-    faults: list[WasteError] = []
+    faults: dict[str, WasteError] = {}
     used: set[str] = set()
     weights = read_bytes = 0
     for spec, name in work.sources():
@@ -47,7 +47,7 @@ def check_tensors(work: Work, tensors: Mapping[str, TensorInfo], block: tuple[in
             continue
         fault = _fault(spec, info, tensors, block, where)
         if fault is not None:
-            faults.append(fault)
+            faults[name] = fault
             continue
         used.add(name)
         weights += math.prod(info.shape)
@@ -128,10 +128,14 @@ def _several(names: Iterable[str]) -> str:
     return text if len(listed) <= _NAMED else f"{text} and {len(listed) - _NAMED} more"
 
 
-def _joined(faults: list[WasteError]) -> WasteError:
-    """One error for all of them, of the first one's kind."""
-    text = "; ".join(fault.message for fault in faults[:_NAMED])
-    if len(faults) > _NAMED:
-        text += f"; and {len(faults) - _NAMED} more like these"
-    damaged = isinstance(faults[0], InputError)
-    return type(faults[0])(text, hint="download the files again, or check config.json" if damaged else None)
+def _joined(faults: dict[str, WasteError]) -> WasteError:
+    """The first fault in full, the other tensors by name, up to three in all."""
+    first, *others = faults
+    error = faults[first]
+    text = error.message
+    if others:
+        named = ", ".join(repr(name) for name in others[: _NAMED - 1])
+        rest = len(others) - (_NAMED - 1)
+        text += f"; likewise {named}" + (f" and {rest} more" if rest > 0 else "")
+    damaged = isinstance(error, InputError)
+    return type(error)(text, hint="download the files again, or check config.json" if damaged else None)

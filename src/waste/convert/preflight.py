@@ -89,7 +89,7 @@ def _remarks(headers: Headers, inventory: Inventory) -> list[str]:
     """What is in the checkpoint and will not be in the container."""
     groups = (
         ("of vision, skipped: text only for now", inventory.vision),
-        ("skipped, as they repeat the embedding or the head", inventory.copies),
+        ("repeating the embedding or the head, skipped", inventory.copies),
         ("not used by the model", inventory.unused),
         ("in the files but not in the index, not read", headers.unindexed),
     )
