@@ -1,7 +1,7 @@
 """How far a container of nano-glm is from transformers: logits and greedy text on the golden prompts.
 
-    waste convert examples/nano-glm exact.waste --experts f32 --trunk f32
-    python tools/exactness.py exact.waste
+waste convert examples/nano-glm exact.waste --experts f32 --trunk f32
+python tools/exactness.py exact.waste
 """
 
 from __future__ import annotations

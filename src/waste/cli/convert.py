@@ -79,10 +79,8 @@ def convert(
         else:
             out.table(list(_rows(report)), title="Nothing was written.")
         return
-    if not quiet:  # the same checks again, and much cheaper than the conversion they announce
-        _announce(plan_conversion(source, target, chosen), target, out)
     try:
-        result = run_conversion(source, target, chosen, out.on_event)
+        result = run_conversion(source, target, chosen, out.on_event, lambda report: _announce(report, target, out))
     except (KeyboardInterrupt, Terminated):
         out.notice("interrupted: the same command goes on from here")
         raise
