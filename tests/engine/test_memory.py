@@ -25,8 +25,10 @@ with Engine.open(path, ram=2 << 30, ctx=1024) as generous:
 print(json.dumps(baseline + fixed + k * slot + room))
 """
 
+# VmHWM, not getrusage: ru_maxrss survives exec, so it would report the test run's own peak.
 RUN = """
-import json, resource, sys
+import json, sys
+from pathlib import Path
 from waste.engine.engine import Engine
 
 with Engine.open(sys.argv[1], ram=int(sys.argv[2]), ctx=1024) as engine:
@@ -34,7 +36,8 @@ with Engine.open(sys.argv[1], ram=int(sys.argv[2]), ctx=1024) as engine:
     session.eval([i * 7919 % 4000 for i in range(900)])
     for i in range(60):
         session.eval([i])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text().split()
+    peak = int(status[status.index("VmHWM:") + 1]) * 1024
     print(json.dumps([peak, engine.budget.ram_bytes, engine.budget.slots]))
 """
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from waste import quant
 from waste.errors import InputError, UsageError
+from waste.io.checksum import checksum, to_hex
 from waste.quant.error import relative_error
 
 CODES = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
@@ -65,6 +66,21 @@ def test_empty_matrices(name: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", CODES)
 def test_gaussian_loss(name: str) -> None:
     assert relative_error(gaussian(256, 1024), quant.get(name)) <= GAUSSIAN[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [("f32", "c36f995693a07dcf"), ("bf16", "93208964c7350de6"), ("q8", "6dbb7974cd929d5f"), ("q4", "789b0e68314dcef3")],
+)
+def test_bytes_are_the_same_on_every_machine(name: str, digest: str) -> None:
+    """Pinned, since a sum in an order of the processor's choice moves a code in a hundred thousand, no more.
+
+    The weights come from whole numbers and single roundings, so that they are the same everywhere, too.
+    """
+    mixed = np.arange(512 * 2048, dtype=np.uint64) * np.uint64(2654435761) % np.uint64(2**32)
+    uniform = (mixed.astype(np.float64) - 2.0**31) / 2.0**31
+    weight = (uniform * uniform * uniform).astype(np.float32).reshape(512, 2048)
+    assert to_hex(checksum(quant.get(name).encode(weight))) == digest
 
 
 @pytest.mark.parametrize("name", CODES)

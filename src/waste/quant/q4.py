@@ -32,35 +32,36 @@ class Q4Format(StripFormat):
     def _quantise(self, flat: F32Array, largest: F32Array) -> tuple[F16Array, Codes]:
         gone = vanishing(largest)
         base = np.where(flat.max(axis=1) == largest, largest, -largest) / np.float32(-8)
-        codes = np.empty_like(flat)
+        # One group a column from here on: a sum over each group is then a few additions of whole rows.
+        columns = np.ascontiguousarray(flat.T)
+        codes = np.empty_like(columns)
         best = np.full(len(flat), -1, np.float32)
         scale = np.zeros(len(flat), np.float32)
         for factor in _CANDIDATES:
             tried = base * np.float32(factor)
-            fit, gain = self._fit(flat, np.divide(1, tried, out=np.zeros_like(tried), where=~gone), codes)
+            fit, gain = self._fit(columns, np.divide(1, tried, out=np.zeros_like(tried), where=~gone), codes)
             better = gain > best
             best[better] = gain[better]
             scale[better] = fit[better]
         # Fitting once more to the codes that the fitted scale gives takes another .1 to .3 % off the error.
-        scale, _ = self._fit(flat, np.divide(1, scale, out=np.zeros_like(scale), where=~gone & (scale != 0)), codes)
+        scale, _ = self._fit(columns, np.divide(1, scale, out=np.zeros_like(scale), where=~gone & (scale != 0)), codes)
         stored = to_scale(scale)
-        self._round(flat, inverse(stored), codes)
-        return stored, codes.astype(np.int8)
+        self._round(columns, inverse(stored), codes)
+        return stored, np.ascontiguousarray(codes.astype(np.int8).T)
 
-    def _fit(self, flat: F32Array, per_step: F32Array, codes: F32Array) -> tuple[F32Array, F32Array]:
+    def _fit(self, columns: F32Array, per_step: F32Array, codes: F32Array) -> tuple[F32Array, F32Array]:
         """Codes at 1 / `per_step`; the scale that fits them best, and the squared error it removes from |w|^2.
 
         For fixed codes q the best scale is (w.q) / (q.q), and the error left is |w|^2 - (w.q)^2 / (q.q).
         """
-        self._round(flat, per_step, codes)
-        along = np.einsum("gk,gk->g", flat, codes)
-        square = np.einsum("gk,gk->g", codes, codes)
+        self._round(columns, per_step, codes)
+        along, square = _folded(columns * codes), _folded(codes * codes)
         fit = np.divide(along, square, out=np.zeros_like(along), where=square != 0)
         return fit, fit * along
 
     @staticmethod
-    def _round(flat: F32Array, per_step: F32Array, codes: F32Array) -> None:
-        np.multiply(flat, per_step[:, None], out=codes)
+    def _round(columns: F32Array, per_step: F32Array, codes: F32Array) -> None:
+        np.multiply(columns, per_step, out=codes)
         np.rint(codes, out=codes)
         np.clip(codes, -8, 7, out=codes)
 
@@ -76,6 +77,19 @@ class Q4Format(StripFormat):
         nibbles = np.stack((both & 15, both >> 4), axis=-2).astype(np.int8)  # (strips, 16, groups, 16, 2, 4)
         nibbles -= 8
         return nibbles.reshape(strips, STRIP_ROWS, groups, GROUP)
+
+
+def _folded(terms: F32Array) -> F32Array:
+    """(128, g) -> (g,) sums, always added in the same order: halves onto each other, seven times. Uses up `terms`.
+
+    NumPy's own sums take the order that suits a machine's vectors, so another processor would write other bytes.
+    Element by element, IEEE arithmetic leaves no choice.
+    """
+    half = GROUP // 2
+    while half:
+        terms[:half] += terms[half : 2 * half]
+        half //= 2
+    return terms[0]
 
 
 Q4 = Q4Format()
