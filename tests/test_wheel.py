@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FROM_WHEEL = """
 import sys
 site = sys.argv.pop(1)
-sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in repr(finder)]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
 sys.path.insert(0, site)
 import waste
 from waste.cli.app import main

@@ -7,15 +7,20 @@ be wrong there is none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from waste.backends.shapes import ExpertShape, HcShape, IndexerShape, KdaShape, MlaShape, Rotary, RouterShape
 from waste.errors import InputError
+from waste.models.plain import build
 
 AttentionKind = Literal["kda", "mla"]
 MlpKind = Literal["dense", "moe"]
 IndexKind = Literal["full", "shared"]
+
+# Counts and ids; all other numbers of a model are above zero.
+_MAY_BE_ZERO = ("shared_experts", "draft_layers", "pad_token_id", "bos_token_id", "mla.rope", "kda.gate_lower_bound")
 
 
 @dataclass(frozen=True)
@@ -55,35 +60,73 @@ class ModelConfig:
     def expert(self) -> ExpertShape:
         return ExpertShape(self.hidden_size, self.moe_intermediate_size, self.swiglu_limit)
 
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Every token id that the config names."""
+        return self.eos_token_ids + tuple(i for i in (self.pad_token_id, self.bos_token_id) if i is not None)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` is the exact inverse."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> ModelConfig:
-        """Raises InputError when a field is missing, unknown or of the wrong kind."""
+        """Raises InputError when a field is missing, unknown, of the wrong kind, or contradicts the others."""
         try:
-            fields = dict(data)
-            mla = dict(fields.pop("mla"))
-            mla["rotary"] = _rotary(mla["rotary"])
-            indexer = fields.pop("indexer")
-            if indexer is not None:
-                indexer = dict(indexer)
-                indexer["rotary"] = _rotary(indexer["rotary"])
-            kda, hc, router = fields.pop("kda"), fields.pop("hc"), fields.pop("router")
-            for key in ("attention", "mlp", "index_kinds", "eos_token_ids"):
-                fields[key] = tuple(fields[key])
-            return ModelConfig(
-                **fields,
-                mla=MlaShape(**mla),
-                indexer=IndexerShape(**indexer) if indexer else None,
-                kda=KdaShape(**kda) if kda else None,
-                hc=HcShape(**hc) if hc else None,
-                router=RouterShape(**router),
-            )
-        except (KeyError, TypeError) as error:
-            raise InputError(f"the container's model config is not one this version can read: {error}") from error
+            config: ModelConfig = build(ModelConfig, data, "config")
+            for problem in _problems(config):
+                raise InputError(f"config: {problem}")
+        except InputError as error:
+            raise InputError(
+                f"the container's model is not one this version can read: {error.message}",
+                hint="convert the model again with this version",
+            ) from error
+        return config
 
 
-def _rotary(data: dict[str, Any] | None) -> Rotary | None:
-    return None if data is None else Rotary(data["dim"], tuple(data["inv_freq"]))
+def _problems(config: ModelConfig) -> Iterator[str]:
+    """What no model can be, so that nothing behind this has to expect it. First things first."""
+    parts: dict[str, object] = {"": config, "mla.": config.mla, "router.": config.router}
+    parts |= {"kda.": config.kda, "indexer.": config.indexer, "hc.": config.hc}
+    for prefix, part in parts.items():
+        for name, value in vars(part).items() if part is not None else ():
+            if prefix + name not in _MAY_BE_ZERO and type(value) in (int, float) and value <= 0:
+                yield f"{prefix}{name} is {value}, not above zero"
+    for name in ("attention", "mlp", "index_kinds"):
+        if len(getattr(config, name)) != config.num_layers:
+            yield f"{name} has {len(getattr(config, name))} entries for {config.num_layers} layers"
+    if "moe" not in config.mlp:
+        yield "no layer has experts"
+    if config.draft_layers > 1:
+        yield f"draft_layers is {config.draft_layers}, at most 1 is known"
+    if config.kda is None and "kda" in config.attention:
+        yield "kda is null, but there are layers of it"
+    for token in config.special_ids:
+        if token >= config.vocab_size:
+            yield f"id {token} is not below vocab_size, {config.vocab_size}"
+    yield from _router_problems(config.router)
+    yield from _attention_problems(config)
+
+
+def _router_problems(router: RouterShape) -> Iterator[str]:
+    experts, groups, kept = router.experts, router.groups, router.topk_groups
+    if groups == 0 or experts % groups or kept > groups or (groups > 1 and experts // groups < 2):
+        yield f"router has {groups} groups, {kept} of them kept, for {experts} experts"
+    elif router.top_k > experts // groups * kept:
+        yield f"router chooses {router.top_k} of {experts // groups * kept} experts"
+
+
+def _attention_problems(config: ModelConfig) -> Iterator[str]:
+    mla, indexer = config.mla, config.indexer
+    for name, rotary, room in (("mla", mla.rotary, mla.rope), ("indexer", indexer and indexer.rotary, mla.rope)):
+        if rotary is not None and (rotary.dim != room or rotary.dim != 2 * len(rotary.inv_freq)):
+            yield f"{name}.rotary turns {rotary.dim} of {room} channels by {len(rotary.inv_freq)} angles"
+    if indexer is None:
+        return
+    if indexer.pool and indexer.topk % indexer.pool:
+        yield f"indexer.topk is {indexer.topk}, not a multiple of pool, {indexer.pool}"
+    if indexer.rotary is not None and indexer.rotary.dim > indexer.head_dim:
+        yield f"indexer.rotary turns {indexer.rotary.dim} of {indexer.head_dim} channels"
+    kinds = [kind for kind, layer in zip(config.index_kinds, config.attention, strict=False) if layer == "mla"]
+    if kinds[:1] == ["shared"]:
+        yield "index_kinds: the first layer with an indexer shares the selection of none"
