@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waste.engine.sampling import SamplingParams
+from waste import generate as generation
+from waste.engine.sampling import Sampler, SamplingParams
 from waste.errors import UsageError
 from waste.generate import Generation, Prompt, _StopStrings, chat_prompt, generate, raw_prompt
 
@@ -55,6 +56,30 @@ def test_no_token_is_evaluated_that_is_not_needed(scripted: MakeEngine) -> None:
     engine = scripted([65, END])
     answer(engine)
     assert engine.sessions[0].evaluated == [ids_of("Hi"), [65]]
+
+
+def test_times_are_of_the_prompt_the_first_token_and_the_rest(
+    scripted: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only work moves: 10 s a prompt, 0.5 s a step, 0.25 s a draw."""
+    now = 100.0
+
+    def spend(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal now
+            now += 10 if seconds == 0.5 and len(args[0]) > 1 else seconds
+            return work(*args, **kwargs)
+
+        return timed
+
+    engine = scripted([*ids_of("abc"), END])
+    session = engine.session()
+    session.eval = spend(0.5, session.eval)
+    monkeypatch.setattr(Sampler, "sample", spend(0.25, Sampler.sample))
+    monkeypatch.setattr(generation.time, "perf_counter", lambda: now)
+    done, _ = answer(engine, session=session)
+    assert (done.prompt_s, done.ttft_s, done.decode_s) == (10, 10.25, 3 * 0.75)
+    assert (done.prompt_tokens_per_s, done.decode_tokens_per_s) == (2 / 10, 3 / 2.25)  # the end id is a step too
 
 
 def test_zero_tokens_evaluate_nothing(scripted: MakeEngine) -> None:

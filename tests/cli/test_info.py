@@ -6,6 +6,8 @@ import json
 import math
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from waste.cli import info as info_module
 from waste.container.reader import Container
 from waste.errors import ResourceError
 from waste.models.config import ModelConfig
-from waste.planner.footprint import divide
+from waste.planner.footprint import divide, tokenizer_bytes
 
 
 def document(waste: Any, *argv: str) -> dict[str, Any]:
@@ -61,7 +63,10 @@ def test_bytes_add_up_to_what_lies_on_the_disk(waste: Any, default_nano: Path) -
     assert found["bank_bytes"] == (experts["layers"] + 1) * experts["per_layer"] * experts["record_bytes"]
     trunk = sum(row["bytes"] for row in found["formats"] if row["part"] == "trunk")
     assert found["trunk_bytes"] == trunk
-    assert found["token_bytes"] == trunk + experts["layers"] * experts["per_token"] * experts["record_bytes"]
+    # A token reads one row of the embedding, 4,096 rows of 256 columns in q8; and all of the rest.
+    unread = 4095 * (256 + 2 * 2)
+    used = experts["layers"] * experts["per_token"] * experts["record_bytes"]
+    assert found["token_bytes"] == trunk - unread + used
     assert {row["format"] for row in found["formats"] if row["part"] == "experts"} == {"q4"}
 
 
@@ -79,8 +84,8 @@ def test_the_shape_is_what_the_config_says(waste: Any, nano_checkpoint: Path, de
 def test_the_ram_floor_is_the_least_that_the_planner_accepts(waste: Any, default_nano: Path) -> None:
     container = Container.open(default_nano)
     config = ModelConfig.from_json(container.manifest.config)
-    facts = info_module._facts(config, info_module._formats(container), 500)
-    floor, baseline = facts.ram_floor_bytes, facts.baseline_bytes
+    facts = info_module._facts(config, info_module._formats(container), 500, 50 << 20)
+    floor, baseline = facts.ram_floor_bytes, facts.baseline_bytes + tokenizer_bytes(config)
     assert divide(config, container.manifest, floor, 500, baseline).slots == config.router.top_k
     with pytest.raises(ResourceError):
         divide(config, container.manifest, floor - 1, 500, baseline)
@@ -88,6 +93,19 @@ def test_the_ram_floor_is_the_least_that_the_planner_accepts(waste: Any, default
     assert short["ram_floor_context_tokens"] == 100
     assert short["ram_floor_bytes"] < long["ram_floor_bytes"]
     assert document(waste, str(default_nano), "--ctx", "9999999")["ram_floor_context_tokens"] == 4096
+
+
+def test_what_info_calls_the_ram_floor_is_enough_to_run(default_nano: Path, nano_checkpoint: Path) -> None:
+    """In processes of their own: what this one occupies says nothing about that of `waste run`."""
+
+    def command(*argv: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "waste", *argv], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    floors = [json.loads(command("info", str(m), "--json"))["ram_floor_bytes"] for m in (default_nano, nano_checkpoint)]
+    command("run", str(default_nano), "Hi", "-n", "1", "--no-stdin", "--ram", str(floors[0]))
+    assert abs(floors[1] - floors[0]) < 2 << 20  # and the converter is no part of it
 
 
 def test_text_says_the_same_as_json(waste: Any, default_nano: Path) -> None:
@@ -164,7 +182,15 @@ def test_what_is_no_model_is_said(waste: Any, failed: Any, tmp_path: Path, defau
 
 @pytest.mark.parametrize(
     "argv",
-    [("--verify",), ("x", "--config"), ("NANO", "--verify"), ("--ctx", "0"), ("CONTAINER", "--revision", "main")],
+    [
+        ("--verify",),
+        ("--ctx", "5"),
+        ("--revision", "x"),
+        ("x", "--config"),
+        ("NANO", "--verify"),
+        ("--ctx", "0"),
+        ("CONTAINER", "--revision", "main"),
+    ],
 )
 def test_options_that_do_not_go_together(
     waste: Any, failed: Any, nano_checkpoint: Path, default_nano: Path, argv: tuple[str, ...]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from waste.cli import output
 from waste.cli.output import Output, one_line
 from waste.events import Notice, Progress
 
@@ -83,6 +84,17 @@ def test_progress_is_silent_elsewhere(waste: Any, kwargs: dict[str, Any], flags:
     for done in range(5):
         out.on_event(Progress("convert", done, 4))
     assert stderr.getvalue() == ""
+
+
+def test_the_rate_is_of_what_was_done_while_somebody_looked(waste: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed conversion starts at half; a first chunk took a time nobody knows."""
+    out, _, stderr = printer(waste, stderr_terminal=True)
+    now = 100.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    out.on_event(Progress("convert", 50 * 10**6, 100 * 10**6))
+    now = 110.0
+    out.on_event(Progress("convert", 60 * 10**6, 100 * 10**6))
+    assert screen(stderr.getvalue()).endswith("  1.00 MB/s  40.0 s left")
 
 
 def test_verbose_says_what_a_phase_took(waste: Any) -> None:

@@ -109,6 +109,10 @@ def test_an_argument_is_taken_literally() -> None:
         ask(os.fsdecode("é: caf\xe9"[:3].encode() + b" \xe9"))
 
 
+def test_an_argument_that_an_ascii_locale_could_not_read_is_still_utf8() -> None:
+    assert ask("你好 é".encode().decode("ascii", "surrogateescape")) == "你好 é"
+
+
 @pytest.mark.parametrize("name", ["missing.txt", "", "folder"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()

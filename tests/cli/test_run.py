@@ -119,6 +119,14 @@ def test_system_effort_and_raw(waste: Any, use: Any) -> None:
     assert done.out == "a<think>b\n"
 
 
+def test_an_effort_the_template_does_not_know_is_said(waste: Any, use: Any) -> None:
+    use()
+    assert "changes nothing" not in waste("run", "m.waste", "q", "--effort", "low").err
+    use(template="{% for m in messages %}{{ m.content }}{% endfor %}<think>")
+    assert "--effort changes nothing" in waste("run", "m.waste", "q", "--effort", "low").err
+    assert "--effort" not in waste("run", "m.waste", "q", "-n", "2").err
+
+
 def test_without_a_template_raw_is_the_hint(waste: Any, use: Any, failed: Any) -> None:
     use(template=None)
     done = waste("run", "m.waste", "q")
@@ -159,6 +167,13 @@ def test_a_limit_inside_reasoning_is_said(waste: Any, use: Any) -> None:
     assert "no answer: the limit of 12 tokens came first" in done.err
     last = json.loads(waste("run", "m.waste", "Hi", "-n", "12", "--json").out.splitlines()[-1])
     assert (last["answered"], last["finish_reason"]) == (False, "length")
+
+
+def test_a_single_token_has_no_rate_and_no_plural(waste: Any, use: Any) -> None:
+    use()
+    done = waste("run", "m.waste", "Hi", "-n", "1")
+    assert "the limit of 1 token came first; raise it with -n" in done.err
+    assert "| answer 1 tok 0.00 s - tok/s |" in done.err
 
 
 def test_the_end_of_the_context_is_said(waste: Any, use: Any) -> None:
@@ -206,6 +221,7 @@ def test_stop_strings_are_left_out(waste: Any, use: Any) -> None:
         (("--temprature", "1"), "--temprature"),
         (("-p", "again"), "twice"),
         (("--raw", "--system", "s"), "--system"),
+        (("--raw", "--effort", "low"), "--effort"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

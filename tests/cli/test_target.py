@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from waste.cli import target
 from waste.cli.target import bundled_container, looks_like_model, split_words
-from waste.errors import InputError, UsageError
+from waste.errors import InputError, ResourceError, UsageError
 from waste.events import Event
 
 
@@ -54,7 +55,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         (place / "mark").write_text(f"{len(made)}")
 
     monkeypatch.setattr(target, "_convert", convert)
-    monkeypatch.setattr(target, "_opens", lambda place: (place / "mark").exists())
+    monkeypatch.setattr(target, "_is_whole", lambda place: (place / "mark").exists())
     return made
 
 
@@ -81,6 +82,31 @@ def test_a_broken_one_is_made_again(tmp_path: Path, conversions: list[Path]) -> 
     (place / "mark").unlink()
     assert bundled_container(Path("nano"), tmp_path, "1", lambda event: None) == place
     assert (place / "mark").read_text() == "2"
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_what_is_no_container_is_made_again(tmp_path: Path, conversions: list[Path], kind: str) -> None:
+    place = tmp_path / "nano-1.waste"
+    if kind == "file":
+        place.write_text("junk")
+    else:
+        place.symlink_to("nowhere")
+    assert bundled_container(Path("nano"), tmp_path, "1", lambda event: None) == place
+    assert (place / "mark").read_text() == "1"
+
+
+def test_a_container_is_whole_if_every_byte_is(default_nano: Path, tmp_path: Path) -> None:
+    assert target._is_whole(default_nano)
+    copy = tmp_path / "copy.waste"
+    shutil.copytree(default_nano, copy)
+    with (copy / "experts-004.bin").open("r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)[0]
+        file.seek(5000)
+        file.write(bytes([byte ^ 4]))
+    assert not target._is_whole(copy)
+    (copy / "trunk.bin").unlink()
+    assert not target._is_whole(copy)
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +137,6 @@ def test_two_first_runs_at_once_both_get_the_container(tmp_path: Path, monkeypat
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, conversions: list[Path]) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cache directory") as caught:
+    with pytest.raises(ResourceError, match="cache directory") as caught:
         bundled_container(Path("nano"), tmp_path / "file/cache", "1", lambda event: None)
     assert "XDG_CACHE_HOME" in (caught.value.hint or "")

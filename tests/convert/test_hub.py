@@ -286,6 +286,18 @@ def test_no_such_model(hub: Hub, dst: Path) -> None:
     assert "no such model" in message
 
 
+def test_misspelt_folder_where_no_hub_is_reached(hub: Hub, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.file_download as library
+
+    def unreachable(*_args: object, **_options: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(library, "get_hf_file_metadata", unreachable)
+    message = refusal(dst, ResourceError, repo="checkpoints/nnano").message
+    assert message.startswith("no directory 'checkpoints/nnano' here")
+    assert "Name or service not known" in message
+
+
 @pytest.mark.parametrize("name", ["nobody", "a/b/c", "./x", "/abs/path", "some one/x", "x/../y", ""])
 def test_names_that_are_no_hub_ids_ask_nobody(hub: Hub, dst: Path, name: str) -> None:
     assert "no such directory" in refusal(dst, InputError, repo=name).message
@@ -371,6 +383,7 @@ def test_offline_from_the_cache(hub: Hub, cached: Path, dst: Path, tmp_path: Pat
 def test_offline_and_not_in_the_cache(hub: Hub, cached: Path, dst: Path) -> None:
     error = refusal(dst, InputError, repo="someone/else")
     assert "offline" in error.message
+    assert error.message.startswith("no directory 'someone/else' here")
     assert "HF_HUB_OFFLINE" in f"{error.message} {error.hint}"
 
 

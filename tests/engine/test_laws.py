@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 from waste.engine.engine import Engine
 from waste.engine.session import Session
 from waste.errors import InputError, ResourceError, UsageError, WasteError
+from waste.events import Progress
+from waste.hardware import memory
 from waste.tiers.cache import ExpertCache
+from waste.tiers.policy import Key, Lru
 from waste.units import parse_bytes
 
 GOLDEN = np.load(Path(__file__).resolve().parents[2] / "examples" / "nano-glm" / "golden.npz")
@@ -43,6 +47,27 @@ def test_cache_size_changes_no_bit(cpu_engine: Engine, expected: np.ndarray, slo
     np.testing.assert_array_equal(answer(session), expected)
     assert cache.stats.misses > slots  # it did have to evict
     cache.close()
+
+
+class Mru(Lru):
+    """The worst choice for this access pattern, and so a very different one."""
+
+    def victim(self, pinned: Collection[Key]) -> Key:
+        key = next(k for k in reversed(self._order) if k not in pinned)
+        del self._order[key]
+        return key
+
+
+def test_eviction_policy_changes_no_bit(cpu_engine: Engine, expected: np.ndarray) -> None:
+    banks = {i: cpu_engine.container.bank(i) for i in cpu_engine.config.moe_layers}
+    misses = []
+    for policy in (Lru(), Mru()):
+        cache = ExpertCache(banks, 33, policy)
+        session = Session(cpu_engine.model, cache, cpu_engine.context)
+        np.testing.assert_array_equal(answer(session), expected)
+        misses.append(cache.stats.misses)
+        cache.close()
+    assert misses[0] != misses[1]  # it did choose otherwise
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 149])
@@ -111,10 +136,26 @@ def test_a_vanished_bank_is_an_error(default_nano: Path, tmp_path: Path) -> None
             engine.session().eval(TEXT)
 
 
-@pytest.mark.parametrize("ids", [[], [-1], [4096], [[1, 2]]])
+@pytest.mark.parametrize("ids", [[], [-1], [4096], [[1, 2]], [1.5], np.array([1.0]), ["a"], [True], [2**70], None])
 def test_impossible_ids_are_refused(cpu_engine: Engine, ids: list) -> None:
+    session = cpu_engine.session()
     with pytest.raises(UsageError):
-        cpu_engine.session().eval(ids)
+        session.eval(ids)
+    assert session.eval(np.array([5], dtype=np.uint16)).shape == (cpu_engine.config.vocab_size,)
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_an_impossible_chunk_is_refused(cpu_engine: Engine, chunk: int) -> None:
+    with pytest.raises(UsageError, match="chunk"):
+        cpu_engine.session(chunk=chunk)
+
+
+def test_prefill_reports_from_nothing_to_everything(cpu_engine: Engine) -> None:
+    events: list[Progress] = []
+    session = cpu_engine.session(chunk=64)
+    session.eval(TEXT, on_event=events.append)
+    session.eval(TEXT[:1], on_event=events.append)  # a decode step is no progress
+    assert [(e.phase, e.done, e.total) for e in events] == [("prefill", n, 150) for n in (0, 64, 128, 150)]
 
 
 def test_context_is_a_limit_and_refusing_costs_nothing(default_nano: Path) -> None:
@@ -139,6 +180,26 @@ def test_a_small_budget_is_refused_with_the_least_that_runs(default_nano: Path) 
         assert engine.budget.slots >= engine.config.router.top_k
         assert engine.budget.fixed_bytes + engine.budget.cache_bytes <= engine.budget.ram_bytes
         engine.session().eval(TEXT[:10])
+
+
+def test_a_control_group_is_the_most_there_is(default_nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "detect", lambda: memory.Memory(64 << 30, 3 << 30, 4 << 30))
+    with pytest.raises(ResourceError, match="more than the control group's 4"):
+        Engine.open(default_nano, ram="16GiB")
+    monkeypatch.setattr(memory, "detect", lambda: memory.Memory(8 << 30, 3 << 30, None))
+    with pytest.raises(ResourceError, match="more than this machine's 8"):
+        Engine.open(default_nano, ram="16GiB")
+
+
+def test_a_closed_engine_says_so(default_nano: Path) -> None:
+    with Engine.open(default_nano, ram="4GiB") as engine:
+        session = engine.session()
+        session.eval(TEXT[:3])
+    with pytest.raises(WasteError, match="closed"):
+        session.eval(TEXT[:3])
+    with pytest.raises(WasteError, match="closed"):
+        engine.session().eval(TEXT[:3])
+    engine.close()  # twice is no harm
 
 
 def test_unknown_backend_is_refused(default_nano: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,17 @@ def test_predicted_sizes_are_the_converted_ones(container: Container, config: Mo
         assert sum(t.nbytes for t in container.manifest.tensors_of(file)) == nbytes
     on_disk = sum((container.path / bank.file).stat().st_size for bank in container.manifest.banks)
     assert on_disk == predicted.bank_bytes
-    assert predicted.token_bytes == predicted.trunk_bytes + 7 * 4 * predicted.record_bytes
+    table = next(t for t in container.manifest.tensors if t.name == "embed_tokens.weight")
+    unread = table.nbytes // table.shape[0] * (table.shape[0] - 1)  # of the embedding a token reads its own row
+    assert predicted.token_bytes == predicted.trunk_bytes - unread + 7 * 4 * predicted.record_bytes
+
+
+def test_a_tied_embedding_is_read_as_the_head(config: ModelConfig) -> None:
+    formats = Formats("q4", "q4", "q4", "q8")
+    apart, tied = sizes(config, formats), sizes(replace(config, tie_word_embeddings=True), formats)
+    assert tied.read_trunk_bytes == tied.trunk_bytes
+    assert abs(tied.read_trunk_bytes - apart.read_trunk_bytes) < 1024  # one row
+    assert tied.active_parameters == apart.active_parameters
 
 
 def test_parameters_are_those_of_the_checkpoint(nano_checkpoint: Path, config: ModelConfig) -> None:

@@ -73,7 +73,7 @@ def test_gaussian_loss(name: str) -> None:
     [("f32", "c36f995693a07dcf"), ("bf16", "93208964c7350de6"), ("q8", "6dbb7974cd929d5f"), ("q4", "789b0e68314dcef3")],
 )
 def test_bytes_are_the_same_on_every_machine(name: str, digest: str) -> None:
-    """Pinned, since a sum in an order of the processor's choice moves a code in a hundred thousand, no more.
+    """Pinned, since a sum in an order of the processor's choice moves one byte in ten thousand, no more.
 
     The weights come from whole numbers and single roundings, so that they are the same everywhere, too.
     """

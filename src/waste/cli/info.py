@@ -59,8 +59,9 @@ def info(
             raise UsageError("--config is about settings, not about a MODEL")
         _show_settings(config, out, as_json)
     elif model is None:
-        if verify:
-            raise UsageError("--verify needs a MODEL")
+        for option, given in (("--verify", verify), ("--ctx", context is not None), ("--revision", revision)):
+            if given:
+                raise UsageError(f"{option} needs a MODEL")
         _show_machine(out, as_json)
     elif _is_container(Path(model)):
         if revision is not None:
@@ -86,9 +87,10 @@ def _show_container(name: str, verify: bool, context: int | None, out: Output, a
     from waste.container.reader import Container
     from waste.models.config import ModelConfig
 
+    baseline = _baseline_bytes()
     container = Container.open(Path(name))
     manifest = container.manifest
-    facts = _facts(ModelConfig.from_json(manifest.config), _formats(container), context)
+    facts = _facts(ModelConfig.from_json(manifest.config), _formats(container), context, baseline)
     stored = _stored(container)
     disk_bytes = sum(manifest.file_sizes().values()) + (container.path / MANIFEST_NAME).stat().st_size
     if not as_json:
@@ -171,6 +173,8 @@ def _provenance(container: Container) -> list[tuple[str, str]]:
 
 
 def _show_checkpoint(name: str, revision: str | None, context: int | None, out: Output, as_json: bool) -> None:
+    baseline = _baseline_bytes()  # before the converter is imported, which `waste run` is not
+
     from waste.cli.model_facts import Stored, stored_document, stored_rows
     from waste.convert import ConvertOptions
     from waste.convert.source import json_object, open_source, tensor_names
@@ -191,7 +195,7 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
         source.close()
     for notice in notices:
         out.notice(notice)
-    facts = _facts(config, ConvertOptions().formats, context)
+    facts = _facts(config, ConvertOptions().formats, context, baseline)
     dtypes = Counter(tensor.dtype for tensor in headers.tensors.values())
     stored = [
         Stored("weights", dtype, count, sum(t.nbytes for t in headers.tensors.values() if t.dtype == dtype))
@@ -225,18 +229,24 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
     out.table(rows, title=f"As a container ({chosen})")
 
 
-def _facts(config: ModelConfig, formats: Formats, context: int | None) -> ModelFacts:
-    # Imported for their size: the RAM floor counts what the process of `waste run` occupies by itself.
+def _baseline_bytes() -> int:
+    """What the process of `waste run` occupies by itself, by importing what it imports. The RAM floor counts it."""
+    import waste.engine.engine
     import waste.generate
-    from waste.cli.model_facts import ModelFacts
-    from waste.engine.engine import DEFAULT_CONTEXT
     from waste.hardware.memory import resident_bytes
-    from waste.planner.footprint import sizes
 
     with contextlib.suppress(ImportError, WasteError):  # the kernels are not built: no reason to say nothing
         import waste.backends.cpu  # noqa: F401
+    return resident_bytes()
+
+
+def _facts(config: ModelConfig, formats: Formats, context: int | None, baseline: int) -> ModelFacts:
+    from waste.cli.model_facts import ModelFacts
+    from waste.engine.engine import DEFAULT_CONTEXT
+    from waste.planner.footprint import sizes
+
     tokens = min(context or DEFAULT_CONTEXT, config.max_position_embeddings)
-    return ModelFacts(config, sizes(config, formats), tokens, resident_bytes())
+    return ModelFacts(config, sizes(config, formats), tokens, baseline)
 
 
 # -- this machine, and the settings

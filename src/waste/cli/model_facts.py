@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from waste.models.config import ModelConfig
-from waste.planner.footprint import Sizes, buffer_bytes, state_bytes
+from waste.planner.footprint import Sizes, buffer_bytes, state_bytes, tokenizer_bytes
 from waste.units import format_bytes, format_count
 
 GIB = 1 << 30
@@ -32,12 +32,13 @@ class ModelFacts:
     config: ModelConfig
     sizes: Sizes
     context: int  # tokens, of the RAM floor
-    baseline_bytes: int  # what the process occupies without any model
+    baseline_bytes: int  # what the process of `waste run` occupies without any model
 
     @property
     def ram_floor_bytes(self) -> int:
-        """The least that runs: baseline, trunk, one session's state, buffers, and one layer's top-k experts."""
-        fixed = self.baseline_bytes + self.sizes.trunk_bytes + buffer_bytes(self.config)
+        """The least that runs: baseline, tokenizer, trunk, a session's state, buffers, one layer's top-k experts."""
+        baseline = self.baseline_bytes + tokenizer_bytes(self.config)
+        fixed = baseline + self.sizes.trunk_bytes + buffer_bytes(self.config)
         state = state_bytes(self.config, self.context)
         return fixed + state + self.sizes.top_k * self.sizes.record_bytes
 
@@ -68,8 +69,8 @@ class ModelFacts:
     def cost_rows(self) -> Iterator[Row]:
         """(what, value) of what running it takes."""
         sizes = self.sizes
-        experts = sizes.token_bytes - sizes.trunk_bytes
-        parts = f"trunk {format_bytes(sizes.trunk_bytes)} + experts {format_bytes(experts)}"
+        experts = sizes.token_bytes - sizes.read_trunk_bytes
+        parts = f"trunk {format_bytes(sizes.read_trunk_bytes)} + experts {format_bytes(experts)}"
         yield "a token reads", f"{format_bytes(sizes.token_bytes)}: {parts}"
         yield "RAM floor", f"{format_bytes(self.ram_floor_bytes)} at a context of {self.context} tokens"
         if self.all_experts:

@@ -39,7 +39,7 @@ class Output:
         self.env = env
         self.stdout_is_terminal = env.stdout.isatty()
         self.stderr_is_terminal = env.stderr.isatty()
-        self._phases: dict[str, float] = {}
+        self._phases: dict[str, tuple[float, int]] = {}  # when a phase was first heard of, and how far it was
         self._bar: _Bar | None = None
         self.configure()
 
@@ -140,12 +140,13 @@ class Output:
             self.notice(event.message)
             return
         now = time.monotonic()
-        started = self._phases.setdefault(event.phase, now)
+        started, begun = self._phases.setdefault(event.phase, (now, event.done))
         if self._bar is not None:
-            self._bar.draw(event, now - started)
+            self._bar.draw(event, begun, now - started)
         if event.done >= event.total:
             self.clear_progress()
-            if self._phases.pop(event.phase) < now:  # a phase of one event says nothing about its time
+            del self._phases[event.phase]
+            if started < now:  # a phase of one event says nothing about its time
                 self.detail(f"{event.phase}: {_amount(event, event.total)} in {_elapsed(started)}")
 
     def clear_progress(self) -> None:
@@ -171,7 +172,7 @@ class _Bar:
         self._drawn = False
         self._last = 0.0
 
-    def draw(self, event: Progress, elapsed_s: float) -> None:
+    def draw(self, event: Progress, begun: int, elapsed_s: float) -> None:
         now = time.monotonic()
         if self._drawn and now - self._last < REDRAW_S:
             return
@@ -179,7 +180,7 @@ class _Bar:
         columns = 80
         with contextlib.suppress(OSError, ValueError):
             columns = os.get_terminal_size(self._output.env.stderr.fileno()).columns or columns
-        line = "  ".join(_progress_parts(event, elapsed_s))[: max(columns - 1, 20)]
+        line = "  ".join(_progress_parts(event, begun, elapsed_s))[: max(columns - 1, 20)]
         self._output._stderr(f"\r{line}\x1b[K")
 
     def clear(self) -> None:
@@ -188,12 +189,13 @@ class _Bar:
             self._output._stderr("\r\x1b[K")
 
 
-def _progress_parts(event: Progress, elapsed_s: float) -> Iterator[str]:
+def _progress_parts(event: Progress, begun: int, elapsed_s: float) -> Iterator[str]:
+    """`begun`: how far the phase was when it was first heard of, `elapsed_s` ago; that much has no known time."""
     share = event.done / event.total if event.total else 1.0
     yield f"{one_line(event.phase)} {share:4.0%}"
     yield f"{_amount(event, event.done)} of {_amount(event, event.total)}"
-    if elapsed_s > 1 and event.done > 0:
-        rate = event.done / elapsed_s
+    if elapsed_s > 1 and event.done > begun:
+        rate = (event.done - begun) / elapsed_s
         yield format_rate(rate) if event.unit == "bytes" else f"{rate:.0f} {event.unit}/s"
         yield f"{format_seconds((event.total - event.done) / rate)} left"
 

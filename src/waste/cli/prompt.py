@@ -94,13 +94,14 @@ def _refuse_nul(text: str, data: bytes, name: str) -> None:
 
 def _argument(text: str) -> str:
     """The argument, taken literally: no escapes, no trimming."""
+    # Python smuggles in as surrogates the bytes that the locale cannot read: all of them in an ASCII one, so that
+    # only the bytes themselves tell whether they are UTF-8.
+    data = text.encode("utf-8", "surrogateescape")
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:  # Python smuggles bytes that are not UTF-8 in as surrogates
-        at = len(text[: error.start].encode("utf-8"))
-        byte = ord(text[error.start]) & 0xFF
-        raise UsageError(f"the prompt argument is not UTF-8: byte 0x{byte:02x} at offset {at}") from None
-    return text
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+        raise UsageError(f"the prompt argument is not UTF-8: byte 0x{data[at]:02x} at offset {at}") from None
 
 
 def _read_file(name: str) -> bytes:

@@ -120,6 +120,9 @@ def run(
     _sampling(flags, config, {})  # a bad value is said before a prompt is waited for
     if effort is not None and effort not in EFFORTS:
         raise UsageError(f"--effort is {effort!r}, expected one of {', '.join(EFFORTS)}")
+    for option, value in (("--system", system), ("--effort", effort)):
+        if raw and value is not None:
+            raise UsageError(f"{option} has no place in a --raw prompt")
     show_reasoning = config.parse("reasoning", reasoning) == "show"
     ram_bytes = config.parse("ram", ram)
     backend_name = config.parse("backend", backend)
@@ -141,10 +144,10 @@ def run(
         on_event=out.on_event,
     ) as engine:
         if raw:
-            if system is not None:
-                raise UsageError("--system has no place in a --raw prompt")
             question = raw_prompt(engine, text)
         else:
+            if effort is not None and not _knows_effort(engine):
+                out.notice("--effort changes nothing: this model's chat template does not ask for it")
             question = chat_prompt(engine, text, system=system, effort=effort)
         printer = _Printer(out, as_json=as_json, show_reasoning=show_reasoning)
         done = generate(
@@ -214,6 +217,10 @@ def _sampling(flags: dict[str, Any], config: Config, published: dict[str, float]
     return SamplingParams(**chosen)
 
 
+def _knows_effort(engine: Engine) -> bool:
+    return "reasoning_effort" in (engine.chat.source or "")
+
+
 class _Printer:
     """Pieces to stdout and stderr, or both to JSON Lines."""
 
@@ -263,9 +270,17 @@ def _remarks(done: Generation, engine: Engine) -> list[str]:
     if done.ended_by == "context":
         remarks.append(f"stopped: the context of {engine.context} tokens is full (finish reason: length)")
     if not done.answered and done.ids:
-        limit = f"the limit of {done.completion_tokens} tokens came first; raise it with -n, or try --effort low"
+        tokens = "1 token" if done.completion_tokens == 1 else f"{done.completion_tokens} tokens"
+        lower = ", or try --effort low" if _knows_effort(engine) else ""
+        limit = f"the limit of {tokens} came first; {_more_room(done, engine)}{lower}"
         remarks.append(f"no answer: {'the model ended while it was reasoning' if done.ended_by == 'end' else limit}")
     return remarks
+
+
+def _more_room(done: Generation, engine: Engine) -> str:
+    if done.ended_by != "context":
+        return "raise it with -n"
+    return "raise it with --ctx" if engine.context < engine.config.max_position_embeddings else "ask for less"
 
 
 def timing_line(done: Generation) -> str:
@@ -282,6 +297,8 @@ def timing_line(done: Generation) -> str:
 
 
 def _rate(tokens_per_s: float) -> str:
+    if tokens_per_s == 0:  # a single token has no rate
+        return "- tok/s"
     return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1}f} tok/s"
 
 

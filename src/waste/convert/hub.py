@@ -264,9 +264,15 @@ def _silence() -> Iterator[None]:
 
 def _offline(label: str, name: str) -> InputError:
     return _NotThereError(
-        f"{name!r} of {label} is not in the cache, and offline mode is on (HF_HUB_OFFLINE); download incomplete",
+        f"{_not_here(label, name)}{name!r} of {label} is not in the cache, and offline mode is on (HF_HUB_OFFLINE); "
+        "download incomplete",
         hint="unset HF_HUB_OFFLINE to download it",
     )
+
+
+def _not_here(label: str, name: str) -> str:
+    """The start of a message about the first file: what was meant may be a folder whose name is misspelt."""
+    return f"no directory {label} here, and " if name == CONFIG_FILE else ""
 
 
 def _explain(error: Exception, label: str, revision: str, name: str) -> WasteError:
@@ -311,7 +317,7 @@ def _explain(error: Exception, label: str, revision: str, name: str) -> WasteErr
     if isinstance(error, errors.HFValidationError):
         return InputError(f"{label} is not a Hub id: expected owner/name", hint="or the folder of a checkpoint")
     return ResourceError(
-        f"downloading {name!r} of {label} failed: {_reason(error)}",
+        f"{_not_here(label, name)}downloading {name!r} of {label} failed: {_reason(error)}",
         hint="check the connection, then run the same command again: finished files are kept",
     )
 

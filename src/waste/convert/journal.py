@@ -5,7 +5,9 @@ conversion; then one line for every tensor and expert record that was written, w
 and the digests of what it was made from; and one for every file that got its final name. A line that a crash cut
 short ends the journal: what it would have said is done again.
 
-Lines promise nothing: whoever resumes compares every promised item with the bytes that are there.
+Lines promise nothing: whoever resumes compares every promised item with the bytes that are there. Only files that have
+their final name, and so were synced before the journal said it, are taken by their size: comparing them would read
+hundreds of gigabytes at every resume, and `waste info --verify` does it at the end.
 """
 
 from __future__ import annotations

@@ -184,13 +184,15 @@ def _context(ctx: int | None, config: ModelConfig, on_event: OnEvent) -> int:
 
 def _ram(ram: str | int | None, on_event: OnEvent) -> int:
     machine = memory.detect()
+    most = machine.total_bytes if machine.limit_bytes is None else machine.limit_bytes
     healthy = int(HEALTHY_SHARE * machine.available_bytes) + memory.resident_bytes()
     if ram is None:
         return healthy
     wanted = parse_bytes(ram, name="ram") if isinstance(ram, str) else ram
-    if wanted > machine.total_bytes:
+    if wanted > most:
+        owner = "this machine's" if machine.limit_bytes is None else "the control group's"
         raise ResourceError(
-            f"a RAM budget of {format_bytes(wanted)} is more than this machine's {format_bytes(machine.total_bytes)}",
+            f"a RAM budget of {format_bytes(wanted)} is more than {owner} {format_bytes(most)}",
             hint=f"--ram {healthy >> 20}MiB is healthy here",
         )
     if wanted > machine.available_bytes + memory.resident_bytes():

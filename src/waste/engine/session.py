@@ -29,6 +29,8 @@ class Session:
     """Made by `Engine.session`. Not thread-safe; sessions of one engine share its expert cache."""
 
     def __init__(self, model: Model, cache: ExpertCache, context: int, *, chunk: int = PREFILL_CHUNK) -> None:
+        if chunk < 1:
+            raise UsageError(f"chunk is {chunk}, at least 1 token is needed")
         self._model = model
         self._cache = cache
         self._context = context
@@ -62,6 +64,8 @@ class Session:
         is evaluated then). A read error in the middle leaves the session unusable: later calls say so.
         """
         tokens = self._checked(ids)
+        if len(tokens) > 1:  # at once: the first chunk of a large model takes a while
+            on_event(Progress("prefill", 0, len(tokens), "tokens"))
         self._failed = True  # until every chunk has gone through: the states are changed in place
         rows = []
         for begin in range(0, len(tokens), self._chunk):
@@ -78,10 +82,11 @@ class Session:
     def _checked(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if self._failed:
             raise WasteError("this session stopped in the middle of a token", hint="start a new session")
-        tokens = np.asarray(ids, dtype=np.int64)
+        given = np.asarray(ids)
         vocabulary = self._model.config.vocab_size
-        if tokens.ndim != 1 or len(tokens) == 0:
-            raise UsageError("a session needs a flat list of at least one token id")
+        if given.ndim != 1 or len(given) == 0 or given.dtype.kind not in "iu":
+            raise UsageError("a session needs a flat list of at least one token id, whole numbers")
+        tokens = given.astype(np.int64)
         bad = tokens[(tokens < 0) | (tokens >= vocabulary)]
         if len(bad):
             raise UsageError(f"token id {int(bad[0])} is outside the vocabulary of {vocabulary}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from waste.backends.shapes import ExpertShape, HcShape, IndexerShape, KdaShape, MlaShape, Rotary, RouterShape
+from waste.backends.shapes import ExpertShape, HcShape, IndexerShape, KdaShape, MlaShape, RouterShape
 from waste.errors import InputError
 from waste.models.plain import build
 
@@ -118,9 +118,10 @@ def _router_problems(router: RouterShape) -> Iterator[str]:
 
 def _attention_problems(config: ModelConfig) -> Iterator[str]:
     mla, indexer = config.mla, config.indexer
-    for name, rotary, room in (("mla", mla.rotary, mla.rope), ("indexer", indexer and indexer.rotary, mla.rope)):
-        if rotary is not None and (rotary.dim != room or rotary.dim != 2 * len(rotary.inv_freq)):
-            yield f"{name}.rotary turns {rotary.dim} of {room} channels by {len(rotary.inv_freq)} angles"
+    turns = {"mla": mla.rotary, "indexer": indexer.rotary if indexer is not None else None}
+    for name, rotary in turns.items():
+        if rotary is not None and (rotary.dim != mla.rope or rotary.dim != 2 * len(rotary.inv_freq)):
+            yield f"{name}.rotary turns {rotary.dim} of {mla.rope} channels by {len(rotary.inv_freq)} angles"
     if indexer is None:
         return
     if indexer.pool and indexer.topk % indexer.pool:

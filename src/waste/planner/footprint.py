@@ -24,6 +24,11 @@ HEALTHY_SHARE = 0.72
 # below: 1 to 3 MiB on nano-glm (LEARNED: peak-rss).
 GROWTH_BYTES = 8 << 20
 
+# What a loaded tokenizer takes: 3.1 MiB with 4,096 rows, 69 MiB with 160,000 (LEARNED: peak-rss).
+TOKENIZER_BYTES, TOKENIZER_ROW_BYTES = 3 << 20, 512
+
+_EMBEDDING = "embed_tokens.weight"
+
 # Tokens of one prefill chunk. Experts are read once per chunk; activations grow with it.
 PREFILL_CHUNK = 256
 
@@ -33,6 +38,7 @@ class Sizes:
     """Exact bytes and counts of a model in given formats."""
 
     trunk_bytes: int
+    read_trunk_bytes: int  # what of it a token reads: all but the embedding table, of which it reads one row
     draft_bytes: int  # trunk part of the draft layer
     record_bytes: int  # one expert, padding included
     bank_bytes: int  # all expert records, the draft layer's included
@@ -44,8 +50,8 @@ class Sizes:
 
     @property
     def token_bytes(self) -> int:
-        """Weights a token reads: the trunk once, top-k records in each MoE layer."""
-        return self.trunk_bytes + self.top_k * self.expert_layers * self.record_bytes
+        """Weights a token reads: the trunk and its row of the embedding once, top-k records in each MoE layer."""
+        return self.read_trunk_bytes + self.top_k * self.expert_layers * self.record_bytes
 
 
 def sizes(config: ModelConfig, formats: Formats) -> Sizes:
@@ -56,9 +62,17 @@ def sizes(config: ModelConfig, formats: Formats) -> Sizes:
     per_expert = 3 * config.hidden_size * config.moe_intermediate_size
     experts = config.router.experts
     dense = _parameters(trunk)
-    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    trunk_bytes = sum(map(formats.nbytes, trunk))
+    # A tied embedding is the head too, which reads all of it.
+    table = next(spec for spec in trunk if spec.name == _EMBEDDING)
+    embedding, unread = (
+        (0, 0)
+        if config.tie_word_embeddings
+        else (table.rows * table.cols, formats.nbytes(table) * (table.rows - 1) // table.rows)
+    )
     return Sizes(
-        trunk_bytes=sum(map(formats.nbytes, trunk)),
+        trunk_bytes=trunk_bytes,
+        read_trunk_bytes=trunk_bytes - unread,
         draft_bytes=sum(map(formats.nbytes, draft)),
         record_bytes=record,
         bank_bytes=len(banks) * experts * record,
@@ -68,6 +82,11 @@ def sizes(config: ModelConfig, formats: Formats) -> Sizes:
         experts=experts,
         top_k=config.router.top_k,
     )
+
+
+def tokenizer_bytes(config: ModelConfig) -> int:
+    """What the loaded tokenizer is expected to take; a running engine has measured it instead."""
+    return TOKENIZER_BYTES + TOKENIZER_ROW_BYTES * config.vocab_size
 
 
 def state_bytes(config: ModelConfig, context: int) -> int:

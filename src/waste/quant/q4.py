@@ -89,7 +89,8 @@ def _folded(terms: F32Array) -> F32Array:
     while half:
         terms[:half] += terms[half : 2 * half]
         half //= 2
-    return terms[0]
+    total: F32Array = terms[0]
+    return total
 
 
 Q4 = Q4Format()

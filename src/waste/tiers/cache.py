@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from waste.backends.base import Bytes
 from waste.container.layout import RecordLayout
 from waste.container.reader import Bank
+from waste.errors import WasteError
 from waste.io.buffers import aligned
 from waste.tiers.policy import Key, Lru, Policy
 
@@ -44,6 +45,7 @@ class ExpertCache:
         self._slot_of: dict[Key, int] = {}
         self._policy: Policy = policy or Lru()
         self._pinned: set[Key] = set()
+        self._closed = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="waste-read")
 
     def layout(self, layer: int) -> RecordLayout:
@@ -53,6 +55,8 @@ class ExpertCache:
         self, layer: int, experts: Sequence[int]
     ) -> Iterator[AbstractContextManager[Sequence[tuple[int, Bytes]]]]:
         """Residents first, so that nothing wanted is evicted for something else wanted."""
+        if self._closed:
+            raise WasteError("this engine is closed", hint="open it again, or keep it open as long as its sessions")
         resident = [e for e in experts if (layer, e) in self._slot_of]
         waiting = resident + [e for e in experts if (layer, e) not in self._slot_of]
         for begin in range(0, len(waiting), self._slots):
@@ -77,6 +81,7 @@ class ExpertCache:
             self._pinned.difference_update(keys)
 
     def close(self) -> None:
+        self._closed = True
         self._readers.shutdown(wait=True, cancel_futures=True)
 
     def _record(self, key: Key) -> Bytes:
