@@ -15,7 +15,7 @@ from waste.backends.base import KdaState
 from waste.container.reader import Container
 from waste.engine.engine import Engine
 from waste.errors import ResourceError
-from waste.kvcache.state import SessionState, grow
+from waste.kvcache.state import SessionState
 from waste.models.config import ModelConfig
 from waste.models.spec import DRAFT_FILE, TRUNK_FILE, Formats
 from waste.planner.footprint import divide, floor_bytes, sizes, state_bytes
@@ -79,7 +79,6 @@ def arrays(state: SessionState) -> Iterator[np.ndarray]:
 def test_predicted_state_is_what_a_full_session_holds(cpu_engine: Engine, context: int) -> None:
     model = cpu_engine.model
     state = model.new_state(context)
-    grow(model.ops, state, context, context)
     assert sum(a.nbytes for a in arrays(state)) == state_bytes(model.config, context)
 
 

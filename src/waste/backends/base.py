@@ -155,7 +155,9 @@ class Ops(Protocol):
 
     def vector(self, values: npt.NDArray[np.float32]) -> Vector: ...
 
-    def zeros(self, *shape: int) -> Array: ...
+    def zeros(self, *shape: int) -> Array:
+        """Zeros that take no memory until they are written to (large ones)."""
+        ...
 
     def numpy(self, array: Array) -> npt.NDArray[np.float32]:
         """A numpy float32 copy or view, for sampling, tests and saving."""

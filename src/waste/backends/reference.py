@@ -52,7 +52,8 @@ class ReferenceOps:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.dtype)
 
     def zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype)
+        # numpy's zeros are committed when they are written to, torch's at once: caches are allocated whole.
+        return torch.from_numpy(np.zeros(shape, np.float64 if self.dtype == torch.float64 else np.float32))
 
     def numpy(self, array: Tensor) -> npt.NDArray[np.float32]:
         return array.detach().to(torch.float32).numpy()

@@ -32,7 +32,7 @@ EPILOG = """\
 \b
 Settings: flag > WASTE_* variable > waste.toml > user config > default; `waste info --config` shows them.
 Exit codes: 0 done, 1 the answer is no, 2 usage, 3 input missing or damaged, 4 too little memory or disk,
-70 a bug in waste, 130 interrupted.
+70 a bug in waste, 130 interrupted (143 by SIGTERM), 141 the reader of the output went away.
 """
 
 

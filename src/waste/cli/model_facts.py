@@ -49,8 +49,8 @@ class ModelFacts:
 
     @property
     def experts_per_gib(self) -> float:
-        """Experts that one GiB of cache holds, or all there are."""
-        return min(GIB / self.sizes.record_bytes, float(self.all_experts)) if self.sizes.record_bytes else 0.0
+        """Experts that fit into one GiB of cache, whether there are so many or not."""
+        return GIB / self.sizes.record_bytes if self.sizes.record_bytes else 0.0
 
     def rows(self) -> Iterator[Row]:
         """(what, value) as `waste info` shows them."""
@@ -74,8 +74,9 @@ class ModelFacts:
         yield "a token reads", f"{format_bytes(sizes.token_bytes)}: {parts}"
         yield "RAM floor", f"{format_bytes(self.ram_floor_bytes)} at a context of {self.context} tokens"
         if self.all_experts:
-            share = self.experts_per_gib / self.all_experts
-            held = f"{self.experts_per_gib:.0f} of {self.all_experts} experts ({share:.1%})"
+            fit = min(self.experts_per_gib, float(self.all_experts))
+            share = fit / self.all_experts
+            held = f"{fit:.0f} of {self.all_experts} experts ({share:.1%})"
             yield "1 GiB of cache", f"holds {held}, {format_bytes(sizes.record_bytes)} each"
 
     def document(self) -> dict[str, Any]:

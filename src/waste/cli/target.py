@@ -8,6 +8,7 @@ the PROMPT for the bundled example.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,9 @@ def _build(place: Path, make: Callable[[Path], None]) -> None:
 
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        for left in place.parent.glob(".making-*"):  # by a first run that was killed; it takes seconds, not a day
+            if time.time() - left.stat().st_mtime > 86_400:
+                _remove(left)
         work = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     except OSError as error:
         raise ResourceError(

@@ -8,6 +8,8 @@ from typing import Any
 
 from waste.errors import InputError
 
+AGAIN = "copy the file again, or convert the model again"
+
 
 class Node:
     """One value inside a document; `place` is the file and the path to the value, for messages."""
@@ -20,14 +22,14 @@ class Node:
         """The error for this value not being `expected`."""
         found = repr(self.value)
         return InputError(
-            f"{self.place}: expected {expected}, found {found if len(found) <= 80 else found[:77] + '...'}"
+            f"{self.place}: expected {expected}, found {found if len(found) <= 80 else found[:77] + '...'}", hint=AGAIN
         )
 
     def member(self, key: str) -> Node:
         """The member `key` of an object."""
         members = self.object()
         if key not in members:
-            raise InputError(f"{self.place}: {key!r} is missing")
+            raise InputError(f"{self.place}: {key!r} is missing", hint=AGAIN)
         return Node(members[key], f"{self.place}, {key}")
 
     def elements(self) -> list[Node]:
@@ -66,7 +68,7 @@ def parse(data: bytes, place: str) -> Node:
     try:
         return Node(json.loads(data.decode("utf-8"), parse_float=_finite, parse_constant=_refuse_constant), place)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} is damaged: not valid JSON: {' '.join(str(error).split())}") from None
+        raise InputError(f"{place} is damaged: not valid JSON: {' '.join(str(error).split())}", hint=AGAIN) from None
 
 
 def serialise(value: object) -> bytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from waste import quant
-from waste.container.document import Node, parse, serialise
+from waste.container.document import AGAIN, Node, parse, serialise
 from waste.container.layout import TRUNK_ALIGN, VERSION, RecordLayout, Section, align_up, matrix_shape
 from waste.errors import InputError, UnsupportedError
 from waste.io.checksum import checksum, from_hex, to_hex
@@ -28,7 +28,6 @@ _MAX_DIM = 1 << 31
 _MAX_NDIM = 8
 _MAX_BYTES = 1 << 62
 _MAX_NAME_BYTES = 255  # of a file, as file systems have it
-_AGAIN = "copy the container again, or convert the model again"
 _UPGRADE = "upgrade waste, or convert the model again with this version"
 
 _TENSOR_KEYS = frozenset(("name", "file", "fmt", "shape", "offset", "nbytes", "checksum"))
@@ -143,7 +142,7 @@ class Manifest:
             files=tuple(_file(node) for node in root.member("files").elements()),
         )
         for problem in manifest._problems():
-            raise InputError(f"{where}: {problem}", hint=_AGAIN)
+            raise InputError(f"{where}: {problem}", hint=AGAIN)
         return manifest
 
     def tensors_of(self, file: str) -> tuple[TensorEntry, ...]:
@@ -220,13 +219,11 @@ def _verify_text(root: Node, data: bytes, where: str) -> None:
     try:
         computed, text = to_hex(checksum(serialise(document))), serialise(root.value)
     except RecursionError:
-        raise InputError(f"{where} is damaged: it is nested too deeply", hint=_AGAIN) from None
+        raise InputError(f"{where} is damaged: it is nested too deeply", hint=AGAIN) from None
     if stored != computed:
-        raise InputError(
-            f"{where} is damaged: its digest says {stored!r:.40}, its text gives {computed!r}", hint=_AGAIN
-        )
+        raise InputError(f"{where} is damaged: its digest says {stored!r:.40}, its text gives {computed!r}", hint=AGAIN)
     if text != data:
-        raise InputError(f"{where} is damaged: its text is not as waste writes it", hint=_AGAIN)
+        raise InputError(f"{where} is damaged: its text is not as waste writes it", hint=AGAIN)
 
 
 def _tensor(node: Node) -> TensorEntry:

@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from waste.container.document import AGAIN
 from waste.container.layout import TRUNK_ALIGN, RecordLayout, align_up, check_record
 from waste.container.manifest import MANIFEST_NAME, BankEntry, Manifest, TensorEntry
 from waste.errors import InputError
@@ -30,7 +31,6 @@ _MAX_MANIFEST = 256 << 20
 _MAX_SMALL_FILE = 256 << 20
 # Large enough for a drive to run at full speed, small enough to be still in the cache when hashed.
 _PIECE = 4 << 20
-_AGAIN = "copy the file again, or convert the model again"
 
 
 class Bank:
@@ -176,7 +176,7 @@ def read_tensor(fd: int, path: Path, entry: TensorEntry, out: Bytes, on_event: O
 
 def _damaged(where: str, expected: int, found: int) -> InputError:
     return InputError(
-        f"{where} is damaged: expected checksum {to_hex(expected)}, its bytes give {to_hex(found)}", hint=_AGAIN
+        f"{where} is damaged: expected checksum {to_hex(expected)}, its bytes give {to_hex(found)}", hint=AGAIN
     )
 
 
@@ -184,7 +184,7 @@ def _check_size(path: Path, expected: int) -> None:
     found = regular_size(path)
     if found != expected:
         fault = "is cut short" if found < expected else "is too long"
-        raise InputError(f"{shown(path)} {fault}: expected {expected} bytes, found {found}", hint=_AGAIN)
+        raise InputError(f"{shown(path)} {fault}: expected {expected} bytes, found {found}", hint=AGAIN)
 
 
 def _refuse_other_things(path: Path) -> None:

@@ -70,9 +70,7 @@ class Session:
         rows = []
         for begin in range(0, len(tokens), self._chunk):
             part = tokens[begin : begin + self._chunk]
-            logits = self._model.forward(
-                part, self._state, self._cache, context=self._context, all_logits=all_logits, trace=trace
-            )
+            logits = self._model.forward(part, self._state, self._cache, all_logits=all_logits, trace=trace)
             rows.append(logits)
             if len(tokens) > 1:
                 on_event(Progress("prefill", begin + len(part), len(tokens), "tokens"))

@@ -1,18 +1,17 @@
-"""The memory of one session: a state per layer, allocated for a growing number of tokens.
+"""The memory of one session: a state per layer, for a fixed number of tokens.
 
 MLA layers keep one row per token and, where they are indexed, one key per pool; KDA layers keep a
-fixed state that cannot be rewound, so a session only ever moves forward.
+fixed state that cannot be rewound, so a session only ever moves forward. Caches are allocated whole: the
+system commits zero pages when they are first written, so a long context costs nothing until it is used,
+and nothing is ever copied to grow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from waste.backends.base import Array, IndexState, KdaState, Ops
 from waste.backends.shapes import IndexerShape, KdaShape, MlaShape
-
-# Caches start small and double: a session opened for a long context costs nothing until it is used.
-FIRST_CAPACITY = 512
 
 
 @dataclass
@@ -29,7 +28,6 @@ class SessionState:
 
     layers: list[KdaState | MlaState]
     position: int = 0
-    capacity: int = field(default=FIRST_CAPACITY)
 
 
 def kda_state(ops: Ops, shape: KdaShape) -> KdaState:
@@ -47,26 +45,6 @@ def mla_state(ops: Ops, shape: MlaShape, indexer: IndexerShape | None, capacity:
         d = indexer.head_dim
         index = IndexState(ops.zeros(pools, d), ops.zeros(indexer.pool, d), ops.zeros(indexer.pool, d))
     return MlaState(ops.zeros(capacity, shape.row), index)
-
-
-def grow(ops: Ops, state: SessionState, needed: int, limit: int) -> None:
-    """Make room for `needed` tokens (at most `limit`, the session's context)."""
-    if needed <= state.capacity:
-        return
-    capacity = min(max(needed, 2 * state.capacity), limit)
-    for layer in state.layers:
-        if isinstance(layer, MlaState):
-            layer.rows = _grown(ops, layer.rows, capacity)
-            if layer.index is not None:
-                pool = len(layer.index.open_keys)
-                layer.index.keys = _grown(ops, layer.index.keys, -(-capacity // pool))
-    state.capacity = capacity
-
-
-def _grown(ops: Ops, old: Array, rows: int) -> Array:
-    new = ops.zeros(rows, old.shape[1])
-    new[: len(old)] = old
-    return new
 
 
 def bytes_per_token(mla: MlaShape, indexer: IndexerShape | None) -> float:

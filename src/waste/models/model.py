@@ -32,7 +32,7 @@ from waste.backends.base import (
 )
 from waste.container.manifest import TensorEntry
 from waste.errors import InputError
-from waste.kvcache.state import MlaState, SessionState, grow, kda_state, mla_state
+from waste.kvcache.state import MlaState, SessionState, kda_state, mla_state
 from waste.layers.attention import Attention, Chunk, Kda, Mla
 from waste.layers.feed_forward import ExpertStore, FeedForward, Mlp, Moe
 from waste.layers.residual import HyperConnection, PlainResidual, Residual
@@ -70,14 +70,13 @@ class Model:
     def new_state(self, context: int) -> SessionState:
         """An empty session of at most `context` tokens."""
         config, state = self.config, SessionState([])
-        state.capacity = min(state.capacity, context)
         for i, kind in enumerate(config.attention):
             if kind == "kda":
                 assert config.kda is not None
                 state.layers.append(kda_state(self.ops, config.kda))
             else:
                 indexer = config.indexer if config.index_kinds[i] == "full" else None
-                state.layers.append(mla_state(self.ops, config.mla, indexer, state.capacity))
+                state.layers.append(mla_state(self.ops, config.mla, indexer, context))
         return state
 
     def forward(
@@ -86,17 +85,15 @@ class Model:
         state: SessionState,
         experts: ExpertStore,
         *,
-        context: int,
         all_logits: bool = False,
         trace: Trace | None = None,
     ) -> npt.NDArray[np.float32]:
-        """One chunk of tokens, advancing `state`. ids (T,) int64, all below the vocabulary size.
+        """One chunk of tokens, advancing `state`, which must have room. ids (T,) int64, all below the vocabulary size.
 
         Returns the logits (T, V) with `all_logits`, else (1, V) of the last token.
         """
         ops, config = self.ops, self.config
         start, tokens = state.position, len(ids)
-        grow(ops, state, start + tokens, context)
         chunk = Chunk(start, tokens, trace or NoTrace())
         x: Array = ops.embed(self.embedding, ids)
         if config.hc is not None:
