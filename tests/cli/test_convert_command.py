@@ -93,3 +93,13 @@ def test_what_cannot_be_converted(
     failed(done, code)
     assert named in done.err
     assert not (tmp_path / "o").exists()
+
+
+def test_a_dry_run_says_no_where_there_is_no_room(
+    waste: Any, nano_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 1: it ran, and the answer is no."""
+    monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: 1 << 20)
+    done = waste("convert", str(nano_checkpoint), "out.waste", "--dry-run", "--json")
+    assert (done.code, json.loads(done.out)["fits"]) == (1, False)
+    assert waste("convert", str(nano_checkpoint), "out.waste", "--dry-run").code == 1

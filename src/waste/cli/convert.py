@@ -13,6 +13,7 @@ from waste.cli import options
 from waste.cli.config import Config
 from waste.cli.failures import Terminated
 from waste.cli.output import Output
+from waste.errors import ExitCode
 from waste.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def convert(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
-) -> None:
-    """Its help is `HELP`."""
+) -> ExitCode:
+    """Its help is `HELP`; the exit code is NO for a dry run that finds too little space."""
     out: Output = ctx.obj
     out.configure(quiet=quiet, verbose=verbose, no_color=no_color)
     config = Config.load(out.env.environ)
@@ -78,7 +79,7 @@ def convert(
             out.json({"schema": SCHEMA, "dry_run": True, **_document(report)})
         else:
             out.table(list(_rows(report)), title="Nothing was written.")
-        return
+        return ExitCode.DONE if report.fits else ExitCode.NO
     try:
         result = run_conversion(source, target, chosen, out.on_event, lambda report: _announce(report, target, out))
     except (KeyboardInterrupt, Terminated):
@@ -100,6 +101,7 @@ def convert(
         )
     else:
         out.table([(str(result.path), format_bytes(result.nbytes))])
+    return ExitCode.DONE
 
 
 def _announce(report: Preflight, target: Path, out: Output) -> None:
@@ -126,8 +128,7 @@ def _rows(report: Preflight) -> Iterator[tuple[str, str]]:
     yield "to write", format_bytes(report.write_bytes)
     if report.done_bytes:
         yield "done before", format_bytes(report.done_bytes)
-    fits = report.free_bytes >= report.write_bytes - report.done_bytes
-    yield "free there", f"{format_bytes(report.free_bytes)}{'' if fits else ', too little'}"
+    yield "free there", f"{format_bytes(report.free_bytes)}{'' if report.fits else ', too little'}"
     yield "time", f"about {format_seconds(report.seconds)}"
     for what, names in (("vision, skipped", report.vision), ("copies, skipped", report.copies)):
         if names:
@@ -156,6 +157,7 @@ def _document(report: Preflight) -> dict[str, Any]:
         "write_bytes": report.write_bytes,
         "done_bytes": report.done_bytes,
         "free_bytes": report.free_bytes,
+        "fits": report.fits,
         "expected_s": report.seconds,
         "finished": report.finished,
         "vision_tensors": list(report.vision),

@@ -85,12 +85,12 @@ def _show_container(name: str, verify: bool, context: int | None, out: Output, a
     from waste.cli.model_facts import stored_document, stored_rows
     from waste.container.manifest import MANIFEST_NAME
     from waste.container.reader import Container
-    from waste.models.config import ModelConfig
+    from waste.models.stored import stored_config
 
     baseline = _baseline_bytes()
     container = Container.open(Path(name))
     manifest = container.manifest
-    facts = _facts(ModelConfig.from_json(manifest.config), _formats(container), context, baseline)
+    facts = _facts(stored_config(manifest), _formats(container), context, baseline)
     stored = _stored(container)
     disk_bytes = sum(manifest.file_sizes().values()) + (container.path / MANIFEST_NAME).stat().st_size
     if not as_json:

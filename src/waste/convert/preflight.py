@@ -49,6 +49,11 @@ class Preflight:
     seconds: float  # expected, from a short measurement and nominal drive rates
     finished: bool = False  # the target holds exactly this already
 
+    @property
+    def fits(self) -> bool:
+        """Whether the target has room for what is still to be written."""
+        return self.finished or self.free_bytes >= self.write_bytes - self.done_bytes
+
 
 @dataclass(frozen=True)
 class Prepared:

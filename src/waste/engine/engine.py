@@ -22,6 +22,7 @@ from waste.hardware import memory
 from waste.models.config import ModelConfig
 from waste.models.model import Model, TrunkTensors
 from waste.models.spec import TRUNK_FILE
+from waste.models.stored import stored_config
 from waste.planner.footprint import HEALTHY_SHARE, PREFILL_CHUNK, Budget, divide
 from waste.tiers.cache import ExpertCache
 from waste.tokenizer import Tokenizer, from_files
@@ -81,7 +82,7 @@ class Engine:
         began = time.perf_counter()
         ops = _ops(backend, threads)
         container = Container.open(Path(path))
-        config = ModelConfig.from_json(container.manifest.config)
+        config = stored_config(container.manifest)
         context = _context(ctx, config, on_event)
         # Before the budget is divided: a vocabulary of 150,000 takes tens of megabytes that count as baseline.
         tokenizer = from_files(container.read_file("tokenizer.model"), container.read_file("tokenizer.json"))

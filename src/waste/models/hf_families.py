@@ -70,7 +70,7 @@ def glm5_next(text: Reader, tokens: Tokens, tied: bool) -> ModelConfig:
     if topk % pool != 0:
         raise InputError(f"{text.where}index_topk is {topk}; expected a multiple of index_kpool, {pool}")
     hc = HcShape(
-        streams=text.integer("hc_mult", "mhc_num_residual_streams", high=64),
+        streams=text.integer("hc_mult", "mhc_num_residual_streams", high=16),
         sinkhorn_iters=text.integer("hc_sinkhorn_iters", "mhc_sinkhorn_iterations", high=1000),
         eps=text.number("hc_eps"),
         norm_eps=eps,
