@@ -202,9 +202,10 @@ def test_options_that_do_not_go_together(
 def test_a_model_of_the_hub_is_told_from_its_headers(
     waste: Any, nano_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from waste.convert import source as source_module
+    from waste.convert import locate
+    from waste.convert.source import LocalSource
 
-    local = source_module.LocalSource(nano_checkpoint)
+    local = LocalSource(nano_checkpoint)
     asked: list[tuple[str, str | None]] = []
 
     def open_source(name: str, revision: str | None, on_event: object) -> Any:
@@ -218,7 +219,7 @@ def test_a_model_of_the_hub_is_told_from_its_headers(
             close=local.close,
         )
 
-    monkeypatch.setattr(source_module, "open_source", open_source)
+    monkeypatch.setattr(locate, "open_source", open_source)
     found = document(waste, "owner/Name", "--revision", "v2")
     assert asked == [("owner/Name", "v2")]
     assert (found["source"], found["name"], found["revision"]) == ("hub", "owner/Name", "0" * 40)

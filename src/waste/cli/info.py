@@ -177,7 +177,8 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
 
     from waste.cli.model_facts import Stored, stored_document, stored_rows
     from waste.convert import ConvertOptions
-    from waste.convert.source import json_object, open_source, tensor_names
+    from waste.convert.locate import open_source
+    from waste.convert.source import json_object, tensor_names
     from waste.models.hf_config import CONFIG_FILE, GENERATION_FILE, from_hf
 
     source = open_source(name, revision, out.on_event)

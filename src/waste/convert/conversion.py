@@ -14,6 +14,7 @@ from waste.convert import target
 from waste.convert.assemble import assemble, container_bytes, tool_version
 from waste.convert.check import source_bytes
 from waste.convert.journal import Journal
+from waste.convert.locate import open_source
 from waste.convert.options import ConvertOptions, ConvertResult
 from waste.convert.pipeline import Pipeline
 from waste.convert.preflight import Preflight, Prepared, forecast, prepare, with_local_headers
@@ -26,7 +27,7 @@ from waste.convert.provenance import (
     refuse_changes,
     refuse_moving_source,
 )
-from waste.convert.source import Source, open_source
+from waste.convert.source import Source
 from waste.errors import UsageError, WasteError
 from waste.events import Notice, OnEvent, Progress, ignore
 from waste.io.dense import RowStream

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from waste.container.manifest import MANIFEST_NAME
-from waste.errors import InputError, UsageError, WasteError
+from waste.errors import InputError, WasteError
 from waste.events import OnEvent
 from waste.io.checksum import Hasher
 from waste.io.files import open_for_reading, pread_into, read_file, shown
@@ -36,7 +36,6 @@ SMALL_FILES = (
 )
 _SMALL_LIMIT = 256 << 20
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9._-]{1,96}")
 # .../models--OWNER--NAME/snapshots/COMMIT, where the Hub's cache keeps a download
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 
@@ -110,26 +109,6 @@ class LocalSource:
     def close(self) -> None:
         if self._checkpoint is not None:
             self._checkpoint.close()
-
-
-def open_source(source: str, revision: str | None, on_event: OnEvent) -> Source:
-    """The checkpoint `source`: a folder if there is one of that name, else a Hub id "owner/name".
-
-    `revision` is a branch, tag or commit of the Hub. Raises InputError when there is no such thing, UsageError for
-    a revision of a local folder.
-    """
-    path = Path(source)
-    if source and os.path.lexists(path):
-        if revision is not None:
-            raise UsageError(f"--revision {revision!r} is for models of the Hub, but {shown(path)} is a local folder")
-        return LocalSource(path)
-    if _HUB_ID.fullmatch(source) is None or ".." in source:
-        raise InputError(
-            f"no such directory: {shown(source)}", hint="give the folder of a checkpoint, or a Hub id: owner/name"
-        )
-    from waste.convert.hub import HubSource
-
-    return HubSource(source, revision, on_event)
 
 
 def _refuse_other_folders(directory: Path) -> None:
