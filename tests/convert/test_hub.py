@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -430,3 +431,18 @@ def test_the_environment_is_respected(hub: Hub, dst: Path, tmp_path: Path) -> No
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(cache.glob("models--someone--tiny-moe/snapshots/*/config.json"))
     assert (dst / "manifest.json").exists()
+
+
+def test_info_of_a_model_reads_headers_and_no_weights(hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+    """`waste info OWNER/NAME` says the same as of the folder, and asks the Hub for pieces of shards only."""
+    from waste.cli.app import main
+
+    def told(*argv: str) -> dict[str, Any]:
+        assert main([*argv, "--json"]) == 0
+        return dict(json.loads(capfd.readouterr().out))
+
+    there, here = told("info", REPO), told("info", str(hub.folder))
+    for key in ("family", "parameters", "active_parameters", "trunk_bytes", "bank_bytes", "token_bytes", "layers"):
+        assert there[key] == here[key]
+    assert there["revision"] == COMMIT
+    assert hub.fetched(".safetensors") == []
