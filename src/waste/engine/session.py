@@ -60,6 +60,7 @@ class Session:
     ) -> npt.NDArray[np.float32]:
         """Advance by `ids` and return the logits after the last: (V,) float32, or (T, V) with `all_logits`.
 
+        All logits take up to 8 T V bytes, which no RAM budget knows of.
         Raises UsageError for no ids, ids outside the vocabulary, or more than the context holds (nothing
         is evaluated then). A read error in the middle leaves the session unusable: later calls say so.
         """
