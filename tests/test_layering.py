@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent / "src" / "waste"
 
 RANKS = [
     {"errors", "units", "events"},
-    {"io", "quant"},
-    {"hardware", "kernels", "container", "tokenizer"},
+    {"io", "kernels"},  # kernels: native code, which knows nothing of this package but its errors
+    {"quant"},  # above kernels, as the trellis formats are encoded and decoded natively
+    {"hardware", "container", "tokenizer"},
     {"backends", "chat"},
     {"kvcache"},
     {"layers"},

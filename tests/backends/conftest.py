@@ -76,7 +76,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20261203)
 
 
-@pytest.fixture(params=["f32", "bf16", "q8", "q4"])
+@pytest.fixture(params=["f32", "bf16", "q8", "q4", "wt2", "wt3", "wt4", "q6"])
 def fmt(request: pytest.FixtureRequest) -> str:
     """Every number format with a kernel."""
     return str(request.param)

@@ -178,7 +178,11 @@ def random_routing(rng: np.random.Generator, tokens: int, top_k: int, experts: i
     return Routing(ids, rng.random((tokens, top_k), np.float32))
 
 
-@pytest.mark.parametrize("formats", [("q4", "q8", "bf16"), ("q4", "q4", "q4"), ("f32", "f32", "f32")], ids="-".join)
+@pytest.mark.parametrize(
+    "formats",
+    [("q4", "q8", "bf16"), ("q4", "q4", "q4"), ("f32", "f32", "f32"), ("wt2", "wt2", "wt3"), ("wt4", "q6", "wt3")],
+    ids="-".join,
+)
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_experts_agree_with_the_oracle(
     lab: Any, rng: np.random.Generator, formats: tuple[str, str, str], tokens: int

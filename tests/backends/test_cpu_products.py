@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import rotated_formats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waste.quant import get
 
 F32 = npt.NDArray[np.float32]
+FORMATS = ["f32", "bf16", "q8", "q4", "wt2", "wt3", "wt4", "q6"]
+ROTATED = ["wt2", "wt3", "wt4", "q6"]
 SHAPES = [(1, 1), (1, 300), (15, 127), (16, 128), (17, 129), (33, 40), (50, 384), (160, 257)]
 
 
@@ -39,6 +42,21 @@ def plain_decode(blob: npt.NDArray[np.uint8], fmt: str, rows: int, cols: int) ->
     return out
 
 
+def summands(x: F32, blob: npt.NDArray[np.uint8], fmt: str, rows: int, cols: int) -> npt.NDArray[np.float64]:
+    """What rounding errors are relative to, (T, rows): the size of the summands, as a sum may nearly cancel.
+
+    In the rotated formats every weight of a group, padding included, and every input of it takes part in each.
+    """
+    padded = cols if fmt not in ROTATED else -(-cols // 128) * 128
+    decoded = np.abs(get(fmt).decode(blob, rows, padded).astype(np.float64))
+    inputs = np.pad(np.abs(x.astype(np.float64)), ((0, 0), (0, padded - cols)))
+    if fmt not in ROTATED:
+        return np.asarray(inputs @ decoded.T)
+    groups = (len(x), 1, -1, 128), (1, rows, -1, 128)
+    sizes = (np.linalg.norm(a.reshape(shape), axis=3) for a, shape in zip((inputs, decoded), groups, strict=True))
+    return np.asarray(np.prod([*np.broadcast_arrays(*sizes)], axis=0).sum(axis=2))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 9])
 def test_linear_is_the_product_with_the_decoded_weight(
@@ -47,9 +65,8 @@ def test_linear_is_the_product_with_the_decoded_weight(
     values, x = normal(rng, *shape), normal(rng, tokens, shape[1])
     decoded = get(fmt).decode(get(fmt).encode(values), *shape).astype(np.float64)
     found = lab.cpu.linear(x, lab.weight(lab.cpu, values, fmt))
-    # Relative to the summands: a sum of few numbers may nearly cancel.
     error = np.abs(found - x.astype(np.float64) @ decoded.T)
-    assert (error <= 1e-6 * (np.abs(x) @ np.abs(decoded).T) + 1e-30).all()
+    assert (error <= 1e-6 * summands(x, get(fmt).encode(values), fmt, *shape) + 1e-30).all()
 
 
 @pytest.mark.parametrize("quantised", ["q8", "q4"])
@@ -72,7 +89,30 @@ def test_strip_layout_byte_by_byte(lab: Any, rng: np.random.Generator, quantised
         assert (error <= 1e-6 * (np.abs(x) @ np.abs(weights).T)).all()
 
 
-@pytest.mark.parametrize("quantised", ["q8", "q4"])
+@pytest.mark.parametrize("quantised", ROTATED)
+@pytest.mark.parametrize("shape", [(16, 128), (21, 200)])
+def test_rotated_layout_byte_by_byte(
+    lab: Any, rng: np.random.Generator, quantised: str, shape: tuple[int, int]
+) -> None:
+    """The same, read by tests/oracles/rotated_formats.py."""
+    rows, cols = shape
+    fmt = get(quantised)
+    blob = rng.integers(0, 256, fmt.nbytes(rows, cols), np.uint8)
+    group = fmt.nbytes(16, 128)
+    for at in range(0, len(blob), group):
+        scales = (rng.standard_normal(16) * 10.0 ** rng.integers(-7, 2, 16)).astype(np.float16)
+        scales[rng.integers(16)] = 0
+        blob[at : at + 32] = scales.view(np.uint8)
+    weights = rotated_formats.decode(quantised, blob, rows, cols)
+    w = lab.cpu.weight(blob, quantised, rows, cols)
+    assert np.array_equal(lab.cpu.embed(w, np.arange(rows)), weights)
+    for tokens in (1, 5):
+        x = normal(rng, tokens, cols)
+        error = np.abs(lab.cpu.linear(x, w) - x.astype(np.float64) @ weights.astype(np.float64).T)
+        assert (error <= 1e-6 * summands(x, blob, quantised, rows, cols)).all()
+
+
+@pytest.mark.parametrize("quantised", ["q8", "q4", *ROTATED])
 def test_padding_is_never_read_as_input(lab: Any, rng: np.random.Generator, quantised: str) -> None:
     """Numbers behind a vector's end do not reach the sum, not even those that are not finite."""
     values = normal(rng, 20, 130)
@@ -91,9 +131,7 @@ def test_threads_and_grouping_change_no_bit(lab: Any, rng: np.random.Generator, 
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 40), st.integers(1, 300), st.integers(1, 9), st.sampled_from(["f32", "bf16", "q8", "q4"]), st.data()
-)
+@given(st.integers(1, 40), st.integers(1, 300), st.integers(1, 9), st.sampled_from(FORMATS), st.data())
 def test_a_token_has_the_same_bits_in_any_batch(
     lab: Any, rows: int, cols: int, tokens: int, number_format: str, data: st.DataObject
 ) -> None:

@@ -14,7 +14,7 @@ from waste import quant
 from waste.container.layout import RecordLayout, bank_digest, check_record, matrix_shape, pack_record, stored_checksum
 from waste.errors import InputError, UsageError
 
-formats = st.sampled_from(["f32", "bf16", "q8", "q4"])
+formats = st.sampled_from(["f32", "bf16", "q8", "q4", "wt2", "wt3", "wt4", "q6"])
 sizes = st.integers(1, 400)
 LAYOUT = RecordLayout.of("q4", "q8", "bf16", 40, 24)
 

@@ -41,7 +41,7 @@ F32 = npt.NDArray[np.float32]
 _AXES = ("", "D", "T D", "T S D", "T S S D")  # names for operations that take any number of them
 
 # Number formats with a kernel (`Format` in csrc/cpu/weight.hpp).
-KERNEL_FORMATS = ("f32", "bf16", "q8", "q4")
+KERNEL_FORMATS = ("f32", "bf16", "q8", "q4", "wt2", "wt3", "wt4", "q6")
 
 
 class CpuOps:

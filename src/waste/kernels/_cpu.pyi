@@ -46,6 +46,19 @@ class RecordLayout:
 
     def __init__(self, gate: tuple[int, int], up: tuple[int, int], down: tuple[int, int], hidden: int, inner: int) -> None: ...
 
+def usable(isa: int) -> bool:
+    """
+    Whether this processor runs the code for 0 (portable), 1 (avx2), 2 (avx512).
+    """
+
+def encode(pool: Pool, w: int, fmt: int, rows: int, cols: int, importance: int, isa: int, out: int) -> tuple[int, int]:
+    """
+    `importance` 0: none. Returns the groups with unusable weights and those with a clipped scale.
+    """
+
+def decode(pool: Pool, w: Weight, out: int) -> None:
+    """The whole matrix as floats."""
+
 def linear(pool: Pool, x: int, w: Weight, y: int, tokens: int) -> None: ...
 
 def embed(pool: Pool, table: Weight, ids: int, out: int, tokens: int) -> None: ...

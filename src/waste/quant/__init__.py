@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from waste.quant import dense, q4, q8
+from waste.quant import dense, q4, q6, q8, wt
 from waste.quant.format import QuantFormat, get, names, register
 
 __all__ = ["QuantFormat", "get", "names", "register"]
@@ -12,3 +12,7 @@ register(dense.F32)
 register(dense.BF16)
 register(q8.Q8)
 register(q4.Q4)
+register(wt.WT2)
+register(wt.WT3)
+register(wt.WT4)
+register(q6.Q6)

@@ -1,6 +1,8 @@
 // The Python face of the stages: waste.kernels._cpu. Arrays come in as addresses; waste.backends.cpu has checked
 // their shapes. Every stage releases the GIL.
 #include "basic.hpp"
+#include "dot.hpp"
+#include "encode.hpp"
 #include "feed_forward.hpp"
 #include "hyper.hpp"
 #include "index.hpp"
@@ -30,7 +32,7 @@ template <class T = float> T *at(Address address) { return reinterpret_cast<T *>
 const std::uint8_t *bytes_at(Address address) { return at<const std::uint8_t>(address); }
 
 waste::Format format_of(int code) {
-  if (code < 0 || code > static_cast<int>(waste::Format::q4)) {
+  if (code < 0 || code >= waste::FORMATS) {
     throw std::invalid_argument("number format " + std::to_string(code) + " has no kernel");
   }
   return static_cast<waste::Format>(code);
@@ -286,11 +288,39 @@ void bind_feed_forward(nb::module_ &m) {
       "records: (expert id, address of its record).");
 }
 
+void bind_formats(nb::module_ &m) {
+  m.def(
+      "usable", [](int isa) { return isa >= 0 && isa <= 2 && waste::usable(static_cast<waste::Isa>(isa)); }, "isa"_a,
+      "Whether this processor runs the code for 0 (portable), 1 (avx2), 2 (avx512).");
+  m.def(
+      "encode",
+      [](waste::Pool &pool, Address w, int fmt, std::size_t rows, std::size_t cols, Address importance, int isa,
+         Address out) {
+        const waste::Format format = format_of(fmt);
+        nb::gil_scoped_release unlocked;
+        const auto loss = waste::encode(pool, at(w), format, rows, cols, at(importance), static_cast<waste::Isa>(isa),
+                                        at<std::uint8_t>(out));
+        return std::pair(loss.bad, loss.saturated);
+      },
+      "pool"_a, "w"_a, "fmt"_a, "rows"_a, "cols"_a, "importance"_a, "isa"_a, "out"_a,
+      "`importance` 0: none. Returns the groups with unusable weights and those with a clipped scale.");
+  m.def(
+      "decode",
+      [](waste::Pool &pool, const waste::Weight &w, Address out) {
+        waste::Stage stage(pool);
+        stage.parallel(waste::ceil_div(w.rows, waste::STRIP), w.rows * w.cols, [&](std::size_t block, std::size_t) {
+          waste::decode_block(w, block, at(out) + block * waste::STRIP * w.cols);
+        });
+      },
+      "pool"_a, "w"_a, "out"_a, released, "The whole matrix as floats.");
+}
+
 } // namespace
 
 NB_MODULE(_cpu, m) {
   m.doc() = "Native CPU stages. Addresses are those of C-contiguous arrays; waste.backends.cpu checks shapes.";
   bind_memory(m);
+  bind_formats(m);
   bind_basic(m);
   bind_streams(m);
   bind_attention(m);

@@ -1,11 +1,14 @@
 // Products of 16 weight rows with vectors, in float32 lanes, for every format; decoding of single rows.
 //
 // Row-major formats: lanes run along k, `sum` joins them at the end. Strip formats: lanes are the 16 rows; four
-// accumulators (k mod 4) per group of 128, joined and scaled at the end of the group. One vector or many, the
-// order is the same, so a token gets the same bits alone and in a batch.
+// accumulators (k mod 4) per group of 128, joined and scaled at the end of the group. Rotated formats: the same with
+// x rotated, group by group. One vector or many, the order is the same, so a token gets the same bits alone and in a
+// batch.
 #include "dot.hpp"
 
+#include "rotate.hpp"
 #include "simd.hpp"
+#include "wt_tables.hpp"
 
 namespace waste {
 
@@ -115,44 +118,102 @@ WASTE_INLINE void columns_q4(const std::uint8_t *codes, std::size_t j, f32x16 *c
   column[3] = __builtin_convertvector(((v >> 24) & 15) - 8, f32x16);
 }
 
+// Columns 4j + q: block j / 4 of two vectors of low bits and one of high bits.
+WASTE_INLINE void columns_q6(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
+  const std::uint8_t *block = codes + j / 4 * 3 * VECTOR;
+  const int i = static_cast<int>(j % 4);
+  const i32x16 low = load<i32x16>(block + j % 4 / 2 * VECTOR) >> i % 2 * 4;
+  const i32x16 high = load<i32x16>(block + 2 * VECTOR) >> 2 * i;
+  for (int q = 0; q < 4; ++q) {
+    const i32x16 code = ((low >> 8 * q) & 15) | (((high >> 8 * q) & 3) << 4);
+    column[q] = __builtin_convertvector(code - 32, f32x16);
+  }
+}
+
+template <Format FORMAT> constexpr const WtTable &table_of() {
+  return FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
+}
+
+template <Format FORMAT> WASTE_INLINE f32x16 look(i32x16 window) {
+  std::int32_t index[LANES];
+  float value[LANES];
+  store(index, window);
+  for (std::size_t lane = 0; lane < LANES; ++lane) {
+    value[lane] = static_cast<float>(table_of<FORMAT>().steps[index[lane]]);
+  }
+  return load<f32x16>(value);
+}
+
+// All 128 columns of a trellis group: runs of codes that fill whole vectors, and the first bits of the next run.
+template <Format FORMAT> WASTE_INLINE void trellis_columns(const std::uint8_t *codes, f32x16 *column) {
+  constexpr int B = static_cast<int>(code_bits(FORMAT));
+  constexpr std::size_t CODES = B == 4 ? 4 : 8, VECTORS = CODES * B / 8, RUNS = 32 / CODES;
+  i32x16 vector[VECTORS], next[VECTORS];
+  const auto read = [&](std::size_t run, i32x16 *to) {
+    for (std::size_t v = 0; v < VECTORS; ++v) {
+      to[v] = load<i32x16>(codes + (run * VECTORS + v) * VECTOR);
+    }
+  };
+  read(0, next);
+  for (std::size_t run = 0; run < RUNS; ++run) {
+    std::memcpy(vector, next, sizeof vector);
+    read((run + 1) % RUNS, next);
+    for (int q = 0; q < 4; ++q) {
+      i32x16 bits; // the codes of byte lane q and, above them, at least one window more
+      if constexpr (B == 3) {
+        const i32x16 a = vector[0] >> 8 * q, b = vector[1] >> 8 * q, c = vector[2] >> 8 * q;
+        bits = (a & 63) | (b & 63) << 6 | (c & 63) << 12 | (a & 192) << 12 | (b & 192) << 14 | (c & 192) << 16 |
+               ((next[0] >> 8 * q) & 63) << 24;
+      } else {
+        bits = ((vector[0] >> 8 * q) & 255) | ((vector[1] >> 8 * q) & 255) << 8 | ((next[0] >> 8 * q) & 255) << 16;
+      }
+      for (std::size_t i = 0; i < CODES; ++i) {
+        column[4 * (CODES * run + i) + static_cast<std::size_t>(q)] =
+            look<FORMAT>((bits >> B * static_cast<int>(i)) & 63);
+      }
+    }
+  }
+}
+
 template <Format FORMAT> WASTE_INLINE void columns(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
   if constexpr (FORMAT == Format::q8) {
     columns_q8(codes, j, column);
+  } else if constexpr (FORMAT == Format::q6) {
+    columns_q6(codes, j, column);
   } else {
     columns_q4(codes, j, column);
   }
 }
 
-// 128 inputs of group g; zeros beyond the last column.
-WASTE_INLINE const float *inputs(const float *x, std::size_t g, std::size_t cols, float *padded) {
-  const std::size_t left = cols - g * GROUP;
-  if (left >= GROUP) {
-    return x + g * GROUP;
+// All 128 columns of a group, unscaled.
+template <Format FORMAT> WASTE_INLINE void group_columns(const std::uint8_t *codes, f32x16 *column) {
+  if constexpr (trellis(FORMAT)) {
+    trellis_columns<FORMAT>(codes, column);
+  } else {
+    for (std::size_t j = 0; j < GROUP / 4; ++j) {
+      columns<FORMAT>(codes, j, column + 4 * j);
+    }
   }
-  std::memset(padded, 0, GROUP * sizeof(float));
-  std::memcpy(padded, x + g * GROUP, left * sizeof(float));
-  return padded;
 }
 
+// The factor of a group's columns, for products of unnormalised rotations.
+template <Format FORMAT> WASTE_INLINE f32x16 group_scale(const std::uint8_t *strip) {
+  return rotated(FORMAT) ? halves(strip) * RESCALE : halves(strip);
+}
+
+// 128 inputs of group g, as the format wants them; zeros beyond the last column.
 template <Format FORMAT>
-WASTE_INLINE f32x16 strip_one(const std::uint8_t *strip, std::size_t cols, const float *x) {
-  f32x16 total{};
-  for (std::size_t g = 0; g * GROUP < cols; ++g) {
-    float padded[GROUP];
-    const float *v = inputs(x, g, cols, padded);
-    const std::uint8_t *codes = strip + SCALES;
-    f32x16 acc[4]{};
-    for (std::size_t j = 0; j < GROUP / 4; ++j) {
-      f32x16 column[4];
-      columns<FORMAT>(codes, j, column);
-      for (std::size_t q = 0; q < 4; ++q) {
-        acc[q] += column[q] * v[4 * j + q];
-      }
-    }
-    total += ((acc[0] + acc[1]) + (acc[2] + acc[3])) * halves(strip);
-    strip += group_bytes(FORMAT);
+WASTE_INLINE const float *inputs(const float *x, std::size_t g, std::size_t cols, float *buffer) {
+  const std::size_t left = cols - g * GROUP;
+  if (left >= GROUP && !rotated(FORMAT)) {
+    return x + g * GROUP;
   }
-  return total;
+  std::memset(buffer, 0, GROUP * sizeof(float));
+  std::memcpy(buffer, x + g * GROUP, (left < GROUP ? left : GROUP) * sizeof(float));
+  if constexpr (rotated(FORMAT)) {
+    rotate(buffer);
+  }
+  return buffer;
 }
 
 template <std::size_t VECTORS>
@@ -170,6 +231,32 @@ WASTE_INLINE void strip_group(const f32x16 *column, const float *const *v, f32x1
   }
 }
 
+template <Format FORMAT>
+WASTE_INLINE f32x16 strip_one(const std::uint8_t *strip, std::size_t cols, const float *x) {
+  f32x16 total{};
+  for (std::size_t g = 0; g * GROUP < cols; ++g) {
+    float buffer[GROUP];
+    const float *v = inputs<FORMAT>(x, g, cols, buffer);
+    if constexpr (trellis(FORMAT)) {
+      f32x16 column[GROUP];
+      group_columns<FORMAT>(strip + SCALES, column);
+      strip_group<1>(column, &v, group_scale<FORMAT>(strip), &total);
+    } else {
+      f32x16 acc[4]{};
+      for (std::size_t j = 0; j < GROUP / 4; ++j) {
+        f32x16 column[4];
+        columns<FORMAT>(strip + SCALES, j, column);
+        for (std::size_t q = 0; q < 4; ++q) {
+          acc[q] += column[q] * v[4 * j + q];
+        }
+      }
+      total += ((acc[0] + acc[1]) + (acc[2] + acc[3])) * group_scale<FORMAT>(strip);
+    }
+    strip += group_bytes(FORMAT);
+  }
+  return total;
+}
+
 // Many vectors: each group is decoded once for all of them.
 template <Format FORMAT>
 WASTE_INLINE void strip_many(const std::uint8_t *strip, std::size_t cols, const float *const *x, std::size_t tokens,
@@ -179,18 +266,16 @@ WASTE_INLINE void strip_many(const std::uint8_t *strip, std::size_t cols, const 
   }
   for (std::size_t g = 0; g * GROUP < cols; ++g) {
     f32x16 column[GROUP];
-    for (std::size_t j = 0; j < GROUP / 4; ++j) {
-      columns<FORMAT>(strip + SCALES, j, column + 4 * j);
-    }
-    const f32x16 scale = halves(strip);
-    float padded[2][GROUP];
+    group_columns<FORMAT>(strip + SCALES, column);
+    const f32x16 scale = group_scale<FORMAT>(strip);
+    float buffer[2][GROUP];
     std::size_t t = 0;
     for (; t + 2 <= tokens; t += 2) {
-      const float *v[2] = {inputs(x[t], g, cols, padded[0]), inputs(x[t + 1], g, cols, padded[1])};
+      const float *v[2] = {inputs<FORMAT>(x[t], g, cols, buffer[0]), inputs<FORMAT>(x[t + 1], g, cols, buffer[1])};
       strip_group<2>(column, v, scale, total + t);
     }
     if (t < tokens) {
-      const float *v[1] = {inputs(x[t], g, cols, padded[0])};
+      const float *v[1] = {inputs<FORMAT>(x[t], g, cols, buffer[0])};
       strip_group<1>(column, v, scale, total + t);
     }
     strip += group_bytes(FORMAT);
@@ -221,15 +306,19 @@ WASTE_INLINE void strip_f64(const std::uint8_t *strip, std::size_t cols, std::si
   double total[TOKENS][STRIP] = {};
   for (std::size_t g = 0; g * GROUP < cols; ++g) {
     float scale[STRIP], column[GROUP][STRIP];
-    store(scale, halves(strip));
-    for (std::size_t j = 0; j < GROUP / 4; ++j) {
-      f32x16 four[4];
-      columns<FORMAT>(strip + SCALES, j, four);
-      std::memcpy(column[4 * j], four, sizeof four);
-    }
+    f32x16 decoded[GROUP];
+    store(scale, group_scale<FORMAT>(strip));
+    group_columns<FORMAT>(strip + SCALES, decoded);
+    std::memcpy(column, decoded, sizeof column);
+    const std::size_t left = cols - g * GROUP, count = left < GROUP ? left : GROUP;
     for (std::size_t t = 0; t < tokens; ++t) {
-      float padded[GROUP];
-      const float *v = inputs(x[t], g, cols, padded);
+      double v[GROUP] = {};
+      for (std::size_t k = 0; k < count; ++k) {
+        v[k] = x[t][g * GROUP + k];
+      }
+      if constexpr (rotated(FORMAT)) {
+        rotate(v);
+      }
       double acc[STRIP] = {};
       for (std::size_t k = 0; k < GROUP; ++k) {
         for (std::size_t r = 0; r < STRIP; ++r) {
@@ -281,6 +370,41 @@ WASTE_CLONES void dot_q4(const std::uint8_t *strip, std::size_t cols, std::size_
   strip_rows<Format::q4>(strip, cols, begin, end, x, tokens, y, at);
 }
 
+WASTE_CLONES void dot_wt2(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                          const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
+  strip_rows<Format::wt2>(strip, cols, begin, end, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_wt3(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                          const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
+  strip_rows<Format::wt3>(strip, cols, begin, end, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_wt4(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                          const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
+  strip_rows<Format::wt4>(strip, cols, begin, end, x, tokens, y, at);
+}
+
+WASTE_CLONES void dot_q6(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                         const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
+  strip_rows<Format::q6>(strip, cols, begin, end, x, tokens, y, at);
+}
+
+// One group as 128 columns of 16 rows, rotated back and scaled.
+template <Format FORMAT> WASTE_INLINE void decoded_group(const std::uint8_t *strip, f32x16 *column) {
+  group_columns<FORMAT>(strip + SCALES, column);
+  rotate_back(column);
+  const f32x16 scale = group_scale<FORMAT>(strip);
+  for (std::size_t k = 0; k < GROUP; ++k) {
+    column[k] *= scale;
+  }
+}
+
+WASTE_CLONES void decode_wt2(const std::uint8_t *strip, f32x16 *column) { decoded_group<Format::wt2>(strip, column); }
+WASTE_CLONES void decode_wt3(const std::uint8_t *strip, f32x16 *column) { decoded_group<Format::wt3>(strip, column); }
+WASTE_CLONES void decode_wt4(const std::uint8_t *strip, f32x16 *column) { decoded_group<Format::wt4>(strip, column); }
+WASTE_CLONES void decode_q6(const std::uint8_t *strip, f32x16 *column) { decoded_group<Format::q6>(strip, column); }
+
 void dot_block(const Weight &w, std::size_t block, std::size_t begin, std::size_t end, const float *const *x,
                std::size_t tokens, float *const *y, std::size_t first) {
   const std::size_t at = begin - first, base = block * STRIP;
@@ -294,6 +418,14 @@ void dot_block(const Weight &w, std::size_t block, std::size_t begin, std::size_
     return dot_q8(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
   case Format::q4:
     return dot_q4(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::wt2:
+    return dot_wt2(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::wt3:
+    return dot_wt3(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::wt4:
+    return dot_wt4(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::q6:
+    return dot_q6(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
   }
 }
 
@@ -311,6 +443,57 @@ void dot_block_f64(const Weight &w, std::size_t block, std::size_t begin, std::s
     return strip_f64<Format::q8>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
   case Format::q4:
     return strip_f64<Format::q4>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::wt2:
+    return strip_f64<Format::wt2>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::wt3:
+    return strip_f64<Format::wt3>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::wt4:
+    return strip_f64<Format::wt4>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  case Format::q6:
+    return strip_f64<Format::q6>(w.strip(block), w.cols, begin - base, end - base, x, tokens, y, at);
+  }
+}
+
+namespace {
+
+// Rows `lane` to `lane` + `count` - 1 of a strip of a rotated matrix, one behind the other.
+void decode_rotated(const Weight &w, std::size_t block, std::size_t lane, std::size_t count, float *out) {
+  const std::uint8_t *strip = w.strip(block);
+  for (std::size_t g = 0; g < w.groups(); ++g, strip += group_bytes(w.format)) {
+    f32x16 column[GROUP];
+    switch (w.format) {
+    case Format::wt2:
+      decode_wt2(strip, column);
+      break;
+    case Format::wt3:
+      decode_wt3(strip, column);
+      break;
+    case Format::wt4:
+      decode_wt4(strip, column);
+      break;
+    default:
+      decode_q6(strip, column);
+    }
+    float value[GROUP][STRIP];
+    std::memcpy(value, column, sizeof value);
+    const std::size_t left = w.cols - g * GROUP, width = left < GROUP ? left : GROUP;
+    for (std::size_t r = 0; r < count; ++r) {
+      for (std::size_t k = 0; k < width; ++k) {
+        out[r * w.cols + g * GROUP + k] = value[k][lane + r];
+      }
+    }
+  }
+}
+
+} // namespace
+
+void decode_block(const Weight &w, std::size_t block, float *out) {
+  const std::size_t begin = block * STRIP, left = w.rows - begin, count = left < STRIP ? left : STRIP;
+  if (rotated(w.format)) {
+    return decode_rotated(w, block, 0, count, out);
+  }
+  for (std::size_t r = 0; r < count; ++r) {
+    decode_row(w, begin + r, out + r * w.cols);
   }
 }
 
@@ -326,6 +509,11 @@ void decode_row(const Weight &w, std::size_t row, float *out) {
       out[k] = std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
     }
     return;
+  case Format::wt2:
+  case Format::wt3:
+  case Format::wt4:
+  case Format::q6:
+    return decode_rotated(w, row / STRIP, row % STRIP, 1, out);
   case Format::q8:
   case Format::q4:
     break;

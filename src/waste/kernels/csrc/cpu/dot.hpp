@@ -20,4 +20,7 @@ void dot_block_f64(const Weight &w, std::size_t block, std::size_t begin, std::s
 // Row `row` of the matrix as floats: out (cols).
 void decode_row(const Weight &w, std::size_t row, float *out);
 
+// The rows of the 16-row block `block` as floats: out (rows there, cols).
+void decode_block(const Weight &w, std::size_t block, float *out);
+
 } // namespace waste

@@ -1,0 +1,63 @@
+// Which encoder a processor gets, and one item of work per strip.
+#include "encode.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+
+namespace waste {
+
+namespace {
+
+// Work on a weight in multiply-adds, for the pool: two passes of three rounds of 128 branches, 16 lanes wide.
+constexpr std::size_t WORK = 50;
+
+} // namespace
+
+bool usable(Isa isa) {
+#if defined(WASTE_X86)
+  __builtin_cpu_init();
+  switch (isa) {
+  case Isa::portable:
+    return true;
+  case Isa::avx2:
+    return __builtin_cpu_supports("avx2");
+  case Isa::avx512:
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+  }
+  return false;
+#else
+  return isa == Isa::portable;
+#endif
+}
+
+EncodeLoss encode(Pool &pool, const float *w, Format format, std::size_t rows, std::size_t cols,
+                  const float *importance, Isa isa, std::uint8_t *out) {
+  if (!rotated(format)) {
+    throw std::invalid_argument("only rotated formats have a native encoder");
+  }
+  if (!usable(isa)) {
+    throw std::invalid_argument("this processor has no such instruction set");
+  }
+  auto strip = encode_strip_portable;
+#if defined(WASTE_X86)
+  if (isa != Isa::portable) {
+    strip = isa == Isa::avx2 ? encode_strip_avx2 : encode_strip_avx512;
+  }
+#endif
+  const std::size_t bytes = ceil_div(cols, GROUP) * group_bytes(format);
+  std::atomic<std::uint64_t> bad{0}, saturated{0};
+  Stage stage(pool);
+  stage.parallel(ceil_div(rows, STRIP), rows * cols * WORK, [&](std::size_t i, std::size_t) {
+    const std::size_t begin = i * STRIP;
+    const EncodeLoss loss = strip({static_cast<int>(format), w + begin * cols, std::min(STRIP, rows - begin), cols,
+                                   importance, out + i * bytes});
+    bad += loss.bad;
+    saturated += loss.saturated;
+  });
+  return {bad, saturated};
+}
+
+} // namespace waste

@@ -1,0 +1,84 @@
+// The rotation of the rotated formats, unnormalised: sign flips, then Hadamard over 128 numbers; and its way back.
+//
+// Additions alone: whole numbers of moderate size come out exact, so a one-hot input reads the very weights that
+// decoding gives.
+#pragma once
+
+#include "simd.hpp"
+#include "wt_tables.hpp"
+
+#include <utility>
+
+namespace waste {
+
+WASTE_INLINE bool flipped(std::size_t k) { return SIGNS[k / 32] >> k % 32 & 1; }
+
+// One step of the transform inside a vector: pairs of lanes `half` apart.
+template <int HALF> WASTE_INLINE f32x16 butterfly(f32x16 v) {
+  using Order = i32x16;
+  constexpr auto mate = []<std::size_t... I>(std::index_sequence<I...>) {
+    return Order{static_cast<std::int32_t>(I ^ HALF)...};
+  }(std::make_index_sequence<LANES>());
+  constexpr auto sign = []<std::size_t... I>(std::index_sequence<I...>) {
+    return f32x16{(I & HALF ? -1.0f : 1.0f)...};
+  }(std::make_index_sequence<LANES>());
+  f32x16 other;
+  for (std::size_t i = 0; i < LANES; ++i) {
+    other[i] = v[static_cast<std::size_t>(mate[i])];
+  }
+  return other + v * sign;
+}
+
+WASTE_INLINE void rotate(float *x) {
+  constexpr std::size_t COUNT = 128 / LANES;
+  f32x16 v[COUNT];
+  for (std::size_t i = 0; i < COUNT; ++i) {
+    float flips[LANES];
+    for (std::size_t k = 0; k < LANES; ++k) {
+      flips[k] = flipped(i * LANES + k) ? -1.0f : 1.0f;
+    }
+    v[i] = load<f32x16>(x + i * LANES) * load<f32x16>(flips);
+    v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(v[i]))));
+  }
+  for (std::size_t half = 1; half < COUNT; half *= 2) {
+    for (std::size_t begin = 0; begin < COUNT; begin += 2 * half) {
+      for (std::size_t i = begin; i < begin + half; ++i) {
+        const f32x16 a = v[i], b = v[i + half];
+        v[i] = a + b;
+        v[i + half] = a - b;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < COUNT; ++i) {
+    store(x + i * LANES, v[i]);
+  }
+}
+
+// Hadamard over 128 numbers, or vectors of them.
+template <class T> WASTE_INLINE void hadamard(T *x) {
+  for (std::size_t half = 1; half < 128; half *= 2) {
+    for (std::size_t begin = 0; begin < 128; begin += 2 * half) {
+      for (std::size_t k = begin; k < begin + half; ++k) {
+        const T a = x[k], b = x[k + half];
+        x[k] = a + b;
+        x[k + half] = a - b;
+      }
+    }
+  }
+}
+
+WASTE_INLINE void rotate(double *x) {
+  for (std::size_t k = 0; k < 128; ++k) {
+    x[k] = flipped(k) ? -x[k] : x[k];
+  }
+  hadamard(x);
+}
+
+WASTE_INLINE void rotate_back(f32x16 *x) {
+  hadamard(x);
+  for (std::size_t k = 0; k < 128; ++k) {
+    x[k] = flipped(k) ? -x[k] : x[k];
+  }
+}
+
+} // namespace waste
