@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from waste.cli.config import SETTINGS, Config
+from waste.cli.config import ISAS, SETTINGS, Config
 from waste.errors import ExitCode, UsageError
+from waste.kernels import isa
 
 
 @pytest.fixture
@@ -89,6 +90,7 @@ def test_an_empty_variable_is_no_variable(home: Path) -> None:
         ({"WASTE_TEMP": "warm"}, "WASTE_TEMP"),
         ({"WASTE_BACKEND": "tpu"}, "WASTE_BACKEND"),
         ({"WASTE_DEBUG": "maybe"}, "WASTE_DEBUG"),
+        ({"WASTE_ISA": "sse9"}, "WASTE_ISA"),
         ({"WASTE_THREDS": "2"}, "WASTE_THREDS"),
         ({"WASTE_threads": "2"}, "WASTE_threads"),
     ],
@@ -142,3 +144,7 @@ def test_every_setting_has_a_default_that_is_valid() -> None:
     for setting in SETTINGS:
         if setting.default is not None:
             assert setting.parse(str(setting.default), setting.key) == setting.default
+
+
+def test_instruction_sets_are_those_of_native_code() -> None:
+    assert ISAS == isa.ISAS

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import waste.convert as conversion
+from waste.kernels import isa
 
 
 def size_of(container: Path) -> int:
@@ -28,6 +29,32 @@ def test_a_dry_run_reports_on_stdout_and_writes_nothing(waste: Any, nano_checkpo
     assert (report["schema"], report["dry_run"], report["family"]) == ("waste.convert/1", True, "glm5_next")
     assert report["formats"] == {"gate": "bf16", "up": "bf16", "down": "bf16", "trunk": "q8"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_gate_and_up_may_differ_from_down(waste: Any, failed: Any, nano_checkpoint: Path) -> None:
+    done = waste("convert", str(nano_checkpoint), "o", "--dry-run", "--experts", "wt2+wt3", "--trunk", "q6")
+    assert "formats\texperts wt2 wt2 wt3 (gate, up, down), trunk q6\n" in done.out
+    for wrong in ("wt2+", "+wt2", "wt2+wt3+wt4", "+"):
+        failed(waste("convert", str(nano_checkpoint), "o", "--dry-run", "--experts", wrong), 2)
+    failed(waste("convert", str(nano_checkpoint), "o", "--dry-run", "--trunk", "wt2+wt3"), 2)
+
+
+def test_the_instruction_set_is_a_setting(
+    waste: Any, failed: Any, nano_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen for native code when the command runs; one the processor lacks is refused."""
+    command = ("convert", str(nano_checkpoint), "o", "--dry-run")
+    try:
+        assert waste(*command, env=waste.environment(WASTE_ISA="portable")).code == 0
+        assert isa.code_of() == 0
+        assert waste(*command).code == 0
+        assert isa.ISAS[isa.code_of()] == isa.usable()[-1]
+        monkeypatch.setattr(isa, "usable", lambda: ("portable",))
+        done = waste(*command, env=waste.environment(WASTE_ISA="avx512"))
+        failed(done, 1)
+        assert "'avx512'" in done.err
+    finally:
+        isa.force(None)
 
 
 def test_stdout_is_path_and_size(waste: Any, nano_checkpoint: Path, tmp_path: Path) -> None:

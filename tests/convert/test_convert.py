@@ -19,6 +19,7 @@ from waste.container.verify import verify
 from waste.convert import ConvertOptions, convert, plan_conversion
 from waste.errors import InputError, UsageError, WasteError
 from waste.events import Event, Notice, Progress
+from waste.kernels import isa
 from waste.models.config import ModelConfig
 from waste.models.spec import TensorSpec, View, bank_layers, draft_specs, trunk_specs
 from waste.tokenizer import from_files
@@ -101,13 +102,18 @@ def test_absorbed_keys_and_values_give_the_same_attention(original: Any, dst: Pa
         np.testing.assert_allclose(v_up @ latent, kv[:, m.nope :], rtol=1e-10)
 
 
-@pytest.mark.parametrize(("experts", "trunk"), [("q4", "q8"), ("q8", "bf16"), ("bf16", "q4"), ("f32", "q4")])
+@pytest.mark.parametrize(
+    ("experts", "trunk"),
+    [("q4", "q8"), ("q8", "bf16"), ("bf16", "q4"), ("f32", "q4"), ("wt3", "q6"), ("wt2+wt3", "wt4")],
+)
 def test_formats_go_where_they_belong(original: Any, dst: Path, experts: str, trunk: str) -> None:
     convert(str(original.path), dst, ConvertOptions(experts=experts, trunk=trunk))
     container = Container.open(dst)
     manifest = container.manifest
     config = ModelConfig.from_json(manifest.config)
-    assert manifest.formats == {"gate": experts, "up": experts, "down": experts, "trunk": trunk}
+    inner, down = (experts.split("+") * 2)[:2]
+    assert manifest.formats == {"gate": inner, "up": inner, "down": down, "trunk": trunk}
+    assert manifest.options == {"experts": experts, "trunk": trunk}
     found = stored(container)
     for spec in [*trunk_specs(config), *draft_specs(config)]:
         fmt, values = found[spec.name]
@@ -117,7 +123,7 @@ def test_formats_go_where_they_belong(original: Any, dst: Path, experts: str, tr
         ):
             assert fmt == "f32", spec.name  # bit for bit: a bf16 correction bias would merge its values
         elif leaf in ("embed_tokens", "lm_head"):
-            assert fmt == ("q8" if trunk == "q4" else trunk)
+            assert fmt == ("q8" if trunk in ("q4", "q6", "wt4") else trunk)
         elif leaf.endswith("_proj") and not leaf.startswith(("b_", "weights_")):
             assert fmt == trunk, spec.name
         weight = meaning(original, spec, config)
@@ -125,7 +131,7 @@ def test_formats_go_where_they_belong(original: Any, dst: Path, experts: str, tr
         encoded = quant.get(fmt).encode(weight.reshape(rows, cols))
         np.testing.assert_array_equal(values, quant.get(fmt).decode(encoded, rows, cols), err_msg=spec.name)
     for bank in manifest.banks:
-        assert {section.fmt for section in bank.layout.sections} == {experts}
+        assert [section.fmt for section in bank.layout.sections] == [inner, inner, down]
 
 
 def test_what_is_announced_is_what_is_written(original: Any, dst: Path) -> None:
@@ -151,6 +157,22 @@ def test_what_is_announced_is_what_is_written(original: Any, dst: Path) -> None:
         [event.message for event in events if isinstance(event, Notice)] == list(result.notices) == list(plan.notices)
     )
     assert any("vision" in notice for notice in plan.notices)
+
+
+def test_instruction_sets_and_threads_change_no_byte(
+    original: Any, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
+) -> None:
+    found = []
+    try:
+        for name in isa.usable():
+            isa.force(name)
+            for threads in (1, 3):
+                target = tmp_path / f"{name}-{threads}.waste"
+                convert(str(original.path), target, ConvertOptions(experts="wt2+wt3", trunk="q6", threads=threads))
+                found.append(files_of(target))
+    finally:
+        isa.force(None)
+    assert all(files == found[0] for files in found)
 
 
 def test_result_does_not_depend_on_threads_or_place(

@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from waste.errors import InputError, ResourceError, UsageError, WasteError
 
 Files = Callable[[Path], dict[str, bytes]]
 ONE = ConvertOptions(threads=1)
+TRELLIS = ConvertOptions(threads=1, experts="wt2+wt3", trunk="q6")
 WRAPPER = "model.language_model."
 
 
@@ -135,15 +137,18 @@ def test_power_cut_at_every_kind_of_change(small: Any, tmp_path: Path, power: Po
         shutil.rmtree(dst)
 
 
+@pytest.mark.parametrize("options", [ONE, TRELLIS], ids=["default", "trellis"])
 @pytest.mark.parametrize("step", [12, 61])
-def test_power_cut_again_and_again(small: Any, tmp_path: Path, power: Power, files_of: Files, step: int) -> None:
+def test_power_cut_again_and_again(
+    small: Any, tmp_path: Path, power: Power, files_of: Files, step: int, options: ConvertOptions
+) -> None:
     """However often it is killed, a conversion gets on as long as each life finishes one item."""
     whole, dst = tmp_path / "whole.waste", tmp_path / "out.waste"
-    run(small, whole)
+    run(small, whole, options)
     for lives in range(1000):
         try:
             with power.until(step + lives % 3):
-                run(small, dst)
+                run(small, dst, options)
         except Crash:
             assert not accepted(dst) or (dst / "convert.journal").exists()
             continue
@@ -152,11 +157,14 @@ def test_power_cut_again_and_again(small: Any, tmp_path: Path, power: Power, fil
     assert files_of(dst) == files_of(whole)
 
 
+@pytest.mark.parametrize("options", [ONE, TRELLIS], ids=["default", "trellis"])
 def test_killed_at_random_moments(
-    tiny: Any, tmp_path: Path, clean: dict[str, bytes], files_of: Files, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch, options: ConvertOptions
 ) -> None:
     """Real processes, real SIGKILL, twenty times."""
     real = os.pwrite
+    run(tiny, tmp_path / "whole.waste", options)
+    clean = files_of(tmp_path / "whole.waste")
 
     def slow(fd: int, data: Any, offset: int) -> int:
         time.sleep(0.001)
@@ -173,7 +181,7 @@ def test_killed_at_random_moments(
             child = os.fork()
             if child == 0:
                 with contextlib.suppress(BaseException):
-                    run(tiny, dst, ConvertOptions(threads=2))
+                    run(tiny, dst, replace(options, threads=2))
                     os._exit(0)
                 os._exit(1)
             time.sleep(rng.uniform(0.05, 0.4))
@@ -183,7 +191,7 @@ def test_killed_at_random_moments(
             kills += not finished
             assert finished or not (dst / "manifest.json").exists() or accepted(dst)
         monkeypatch.setattr(os, "pwrite", real)
-        run(tiny, dst)
+        run(tiny, dst, options)
         monkeypatch.setattr(os, "pwrite", slow)
         assert files_of(dst) == clean
     assert kills == 20

@@ -20,6 +20,7 @@ PREFIX = "WASTE_"
 PROJECT_FILE = "waste.toml"
 BACKENDS = ("cpu", "reference")
 REASONING = ("show", "hide")
+ISAS = ("portable", "avx2", "avx512")  # those of waste.kernels.isa, which settings are read without
 
 
 def _size(text: str, name: str) -> int:
@@ -94,6 +95,7 @@ SETTINGS = (
     Setting("reasoning", _choice(*REASONING), "show", "show (on stderr) or hide"),
     Setting("experts", _name, "q4", "number format of routed experts, for convert"),
     Setting("trunk", _name, "q8", "number format of everything else, for convert"),
+    Setting("isa", _choice(*ISAS), None, "instruction set of native code; default: the best there is"),
     Setting("debug", _flag, False, "show tracebacks"),
 )
 _BY_KEY = {setting.key: setting for setting in SETTINGS}

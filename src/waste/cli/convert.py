@@ -12,6 +12,7 @@ import typer
 from waste.cli import options
 from waste.cli.config import Config
 from waste.cli.failures import Terminated
+from waste.cli.native import choose_isa
 from waste.cli.output import Output
 from waste.errors import ExitCode
 from waste.units import format_bytes, format_count, format_seconds
@@ -32,8 +33,10 @@ Reads SRC, a directory or a model of the Hugging Face Hub, and writes the contai
 checked before the first byte is written. It can be killed at any point: the same command goes on where it
 stopped, and the result is the same to the byte. stdout gets the path and size of what was written.
 
-Formats: f32 and bf16 are exact for BF16 releases; q8 takes half of bf16, q4 a quarter. HF_TOKEN, HF_HUB_OFFLINE,
-HF_HUB_CACHE and HF_ENDPOINT mean what they mean to other Hub programs.
+Formats: f32 and bf16 are exact for BF16 releases; q8, q6 and q4 take 8, 6 and 4 bits a weight, wt4, wt3 and wt2 4, 3
+and 2 with less loss than plain rounding has. --experts wt2+wt3: wt2 for gate and up, wt3 for down. Embedding and head
+never get less than 8 bits. HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE and HF_ENDPOINT mean what they mean to other Hub
+programs.
 """
 
 
@@ -42,10 +45,10 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Checkpoint directory, or OWNER/NAME on the Hub.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Container to write, a directory: NAME.waste.")],
     experts: Annotated[
-        str | None, typer.Option("--experts", metavar="FORMAT", help="f32, bf16, q8 or q4. Default: q4.")
+        str | None, typer.Option("--experts", metavar="FORMAT", help="One of those below, or wt2+wt3. Default: q4.")
     ] = None,
     trunk: Annotated[
-        str | None, typer.Option("--trunk", metavar="FORMAT", help="Everything else, the same choice. Default: q8.")
+        str | None, typer.Option("--trunk", metavar="FORMAT", help="Everything else, one of those below. Default: q8.")
     ] = None,
     revision: options.Revision = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and report, write nothing.")] = False,
@@ -73,6 +76,7 @@ def convert(
         restart=restart,
         threads=config.get("threads", threads),
     )
+    choose_isa(config)
     if dry_run:
         report = plan_conversion(source, target, chosen, out.on_event)
         if as_json:

@@ -9,6 +9,7 @@ import typer
 
 from waste.cli import options
 from waste.cli.config import REASONING, Config
+from waste.cli.native import choose_isa
 from waste.cli.output import Output
 from waste.cli.prompt import PromptSources, read_prompt
 from waste.cli.target import bundled_container, split_words
@@ -130,6 +131,7 @@ def run(
     text = read_prompt(sources, out.env, out.notice)
     if text is None:
         raise UsageError("no prompt", hint="waste run MODEL 'your question', or pipe a text into it")
+    choose_isa(config)
     place = _bundled(config, out) if container is None else _existing(container)
 
     from waste.engine.engine import Engine

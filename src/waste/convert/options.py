@@ -18,7 +18,8 @@ DEFAULT_TRUNK = "q8"
 class ConvertOptions:
     """Options of `waste convert`. `experts` and `trunk` decide the bytes of the result; the others do not.
 
-    Raises UsageError for an unknown format or a number of threads below one.
+    `experts` is one format, or two joined by a plus: that of gate and up, then that of down. Raises UsageError for
+    an unknown format or a number of threads below one.
     """
 
     experts: str = DEFAULT_EXPERTS
@@ -29,7 +30,7 @@ class ConvertOptions:
     threads: int | None = None  # None: one for each core this process may use
 
     def __post_init__(self) -> None:
-        for name in (self.experts, self.trunk):
+        for name in vars(self.formats).values():
             quant.get(name)
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads is {self.threads}; at least 1 is needed")
@@ -37,7 +38,8 @@ class ConvertOptions:
     @property
     def formats(self) -> Formats:
         """The format of every kind of tensor."""
-        return Formats(gate=self.experts, up=self.experts, down=self.experts, trunk=self.trunk)
+        inner, _, down = self.experts.partition("+")
+        return Formats(gate=inner, up=inner, down=down if "+" in self.experts else inner, trunk=self.trunk)
 
     def recorded(self) -> dict[str, str]:
         """The options that a container's manifest keeps: those that decide its bytes."""

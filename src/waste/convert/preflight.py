@@ -118,7 +118,10 @@ def forecast(prepared: Prepared, options: ConvertOptions, threads: int, download
     """Seconds that a conversion will take, roughly: encoding as measured now, drives and network at nominal rates."""
     trunk = sum(item.spec.rows * item.spec.cols for file in prepared.work.tensors for item in file.items)
     experts = max(prepared.inventory.weights - trunk, 0)
-    encoding = trunk / _encode_rate(options.trunk) + experts / _encode_rate(options.experts) / threads
+    # Gate, up and down have the same number of weights.
+    of_experts = (options.formats.gate, options.formats.up, options.formats.down)
+    seconds = {fmt: 1 / _encode_rate(fmt) for fmt in {options.trunk, *of_experts}}
+    encoding = trunk * seconds[options.trunk] + experts / 3 * sum(seconds[fmt] for fmt in of_experts) / threads
     drives = (prepared.inventory.read_bytes + write) / _DRIVE_BYTES_PER_S
     return encoding + drives + download / _NETWORK_BYTES_PER_S
 

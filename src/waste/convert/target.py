@@ -130,5 +130,5 @@ def refuse_too_small(directory: Path, needed: int, free: int) -> None:
     if needed > free:
         raise ResourceError(
             f"{shown(directory)} needs {format_bytes(needed)}, {format_bytes(free)} are free there",
-            hint="free some space, choose another DST, or smaller formats: --experts q4",
+            hint="free some space, choose another DST, or smaller formats: --experts wt2",
         )
