@@ -130,7 +130,10 @@ def cheapest_ring(table: np.ndarray, bits: int, target: np.ndarray, cost: np.nda
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", TRELLIS)
 def test_rings_are_nearly_the_best_there_are(name: str, weighted: bool) -> None:
-    """At the scales chosen, against every closing state in float64: within 2 % in sum, 25 % in each row."""
+    """At the scales chosen, against every closing state in float64: the squared error, in sum and of each row.
+
+    Uneven importance makes some weights in the integer costs coarse.
+    """
     rng = np.random.default_rng(9)
     weight = rng.standard_normal((16, 128)).astype(np.float32)
     importance = rng.lognormal(0, 1, 128).astype(np.float32) if weighted else None
@@ -145,8 +148,8 @@ def test_rings_are_nearly_the_best_there_are(name: str, weighted: bool) -> None:
         ]
     )
     assert (found >= best * (1 - 1e-9)).all()
-    assert (found <= 1.25 * best).all()
-    assert found.sum() <= 1.04 * best.sum()
+    assert (found <= (1.15 if weighted else 1.05) * best).all()
+    assert found.sum() <= (1.03 if weighted else 1.01) * best.sum()
 
 
 @every

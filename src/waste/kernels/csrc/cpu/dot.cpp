@@ -130,16 +130,27 @@ WASTE_INLINE void columns_q6(const std::uint8_t *codes, std::size_t j, f32x16 *c
   }
 }
 
-template <Format FORMAT> constexpr const WtTable &table_of() {
-  return FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
+struct Steps {
+  float of[64];
+};
+
+constexpr Steps steps(const WtTable &table) {
+  Steps found{};
+  for (int w = 0; w < 64; ++w) {
+    found.of[w] = static_cast<float>(table.steps[w]);
+  }
+  return found;
 }
+
+template <Format FORMAT>
+constexpr Steps STEPS = steps(FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4);
 
 template <Format FORMAT> WASTE_INLINE f32x16 look(i32x16 window) {
   std::int32_t index[LANES];
   float value[LANES];
   store(index, window);
   for (std::size_t lane = 0; lane < LANES; ++lane) {
-    value[lane] = static_cast<float>(table_of<FORMAT>().steps[index[lane]]);
+    value[lane] = STEPS<FORMAT>.of[index[lane]];
   }
   return load<f32x16>(value);
 }

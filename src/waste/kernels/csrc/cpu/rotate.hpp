@@ -13,24 +13,14 @@ namespace waste {
 
 WASTE_INLINE bool flipped(std::size_t k) { return SIGNS[k / 32] >> k % 32 & 1; }
 
-// One step of the transform inside a vector: pairs of lanes `half` apart.
-template <int HALF> WASTE_INLINE f32x16 butterfly(f32x16 v) {
-  using Order = i32x16;
-  constexpr auto mate = []<std::size_t... I>(std::index_sequence<I...>) {
-    return Order{static_cast<std::int32_t>(I ^ HALF)...};
-  }(std::make_index_sequence<LANES>());
-  constexpr auto sign = []<std::size_t... I>(std::index_sequence<I...>) {
-    return f32x16{(I & HALF ? -1.0f : 1.0f)...};
-  }(std::make_index_sequence<LANES>());
-  f32x16 other;
-  for (std::size_t i = 0; i < LANES; ++i) {
-    other[i] = v[static_cast<std::size_t>(mate[i])];
-  }
-  return other + v * sign;
+// One step of the transform inside a vector: pairs of lanes `HALF` apart.
+template <std::size_t HALF, std::size_t... I> WASTE_INLINE f32x16 butterfly(f32x16 v, std::index_sequence<I...>) {
+  return __builtin_shufflevector(v, v, (I ^ HALF)...) + v * f32x16{(I & HALF ? -1.0f : 1.0f)...};
 }
 
 WASTE_INLINE void rotate(float *x) {
   constexpr std::size_t COUNT = 128 / LANES;
+  constexpr std::make_index_sequence<LANES> lanes;
   f32x16 v[COUNT];
   for (std::size_t i = 0; i < COUNT; ++i) {
     float flips[LANES];
@@ -38,7 +28,10 @@ WASTE_INLINE void rotate(float *x) {
       flips[k] = flipped(i * LANES + k) ? -1.0f : 1.0f;
     }
     v[i] = load<f32x16>(x + i * LANES) * load<f32x16>(flips);
-    v[i] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(v[i]))));
+    v[i] = butterfly<1>(v[i], lanes);
+    v[i] = butterfly<2>(v[i], lanes);
+    v[i] = butterfly<4>(v[i], lanes);
+    v[i] = butterfly<8>(v[i], lanes);
   }
   for (std::size_t half = 1; half < COUNT; half *= 2) {
     for (std::size_t begin = 0; begin < COUNT; begin += 2 * half) {
