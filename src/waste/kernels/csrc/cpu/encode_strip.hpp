@@ -189,20 +189,16 @@ template <class L, int B> struct Trellis {
   static constexpr int STATES = 1 << (6 - B), CHOICES = 1 << B, LOW = CHOICES - 1;
 
   static WASTE_INLINE void step(I (&cost)[STATES], I pair, I &back, const std::int32_t *entries) {
-    constexpr int FROM = STATES > CHOICES ? STATES : CHOICES;
-    I from[FROM], reached[STATES]; // costs with the predecessor's number planted in the low bits
-#pragma GCC unroll 16
-    for (int k = 0; k < FROM; ++k) {
-      from[k] = (cost[B == 4 ? k >> 2 : k] & ~LOW) | (B == 2 ? k >> 2 : k);
-    }
+    I reached[STATES];
 #pragma GCC unroll 16
     for (int s = 0; s < STATES; ++s) {
-      I best = L::dot(from[B == 2 ? s >> 2 : 0], pair, entries + s);
 #pragma GCC unroll 16
-      for (int p = 1; p < CHOICES; ++p) {
-        best = least(best, L::dot(from[B == 2 ? (s >> 2) + 4 * p : p], pair, entries + s + STATES * p));
+      for (int p = 0; p < CHOICES; ++p) {
+        const int window = s + STATES * p;
+        const I from = (cost[window >> B] & ~LOW) | p; // the choice in the low bits, below any cost
+        const I sum = L::dot(from, pair, entries + window);
+        reached[s] = p == 0 ? sum : least(reached[s], sum);
       }
-      reached[s] = best;
     }
     I packed{}; // STATES * B = 32, 24 or 16 bits
 #pragma GCC unroll 16
