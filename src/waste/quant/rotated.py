@@ -6,8 +6,8 @@ stays what it is when x is rotated, too. Strips and groups then lie as in `strip
 of 128, 16 float16 scales and the codes.
 
 A scale is stored 256 times too large, in every tensor. So a blob needs no header, strips stay independent of each
-other (the whole is its pieces joined), and scales of groups with an rms from 5e-6 to 5e3 keep all 11 bits; weights
-of trained models are around 1e-2. Below that range scales lose bits, and below 1e-9 they are 0; groups above it are
+other (the whole is its pieces joined), and scales of groups with an rms from 6e-6 to 3e3 keep all 11 bits; weights
+of trained models are around 1e-2. Below that range scales lose bits, and below 3e-9 they are 0; groups above it are
 refused. A factor for each tensor would shift the range, at the price of reading the tensor twice.
 """
 
