@@ -7,11 +7,12 @@ silent with -q. The two streams are judged separately, and colour never carries 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from waste.cli import config
 from waste.cli.environment import Environment
@@ -19,7 +20,11 @@ from waste.errors import ResourceError
 from waste.events import Event, Notice, Progress
 from waste.units import format_bytes, format_rate, format_seconds
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 REDRAW_S = 0.1
+BAR_COLUMNS = 14  # leaves the figures of "convert" whole in 80 columns
 DIM, RED, BOLD, RESET = "\x1b[2m", "\x1b[31m", "\x1b[1m", "\x1b[0m"
 
 
@@ -90,18 +95,18 @@ class Output:
             for row in rows:
                 self.line("\t".join(map(one_line, row)))
             return
-        from rich.cells import cell_len  # CJK names are two cells a character
+        from rich.table import Table
+        from rich.text import Text
 
-        cells = [[one_line(cell) for cell in row] for row in rows]
-        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
         if title:
             self.line(f"{BOLD}{title}{RESET}" if self.stdout_color else title)
-        for row in cells:
-            padded = []
-            for i, cell in enumerate(row):
-                space = " " * (widths[i] - cell_len(cell))
-                padded.append(space + cell if i in right else cell + space)
-            self.line(("  " + "  ".join(padded)).rstrip())
+        grid = Table.grid(padding=(0, 2))
+        for i in range(len(rows[0]) if rows else 0):
+            grid.add_column(no_wrap=True, justify="right" if i in right else "left")
+        for row in rows:
+            grid.add_row(*(Text(one_line(cell)) for cell in row))
+        for line in rendered(grid, 10_000, color=False).splitlines():  # a terminal folds long lines better than a table
+            self.line(("  " + line).rstrip())
 
     # -- stderr: everything else
 
@@ -164,6 +169,17 @@ class Output:
             self.env.stderr.flush()
 
 
+def rendered(renderable: RenderableType, width: int, *, color: bool) -> str:
+    """What Rich draws in `width` columns, as text to write ourselves: one place decides what goes where, and when."""
+    from rich.console import Console
+
+    paper = io.StringIO()
+    system: Literal["standard"] | None = "standard" if color else None
+    console = Console(file=paper, width=width, force_terminal=color, color_system=system, highlight=False)
+    console.print(renderable, end="")
+    return paper.getvalue()
+
+
 class _Bar:
     """One line of stderr, redrawn in place."""
 
@@ -180,8 +196,16 @@ class _Bar:
         columns = 80
         with contextlib.suppress(OSError, ValueError):
             columns = os.get_terminal_size(self._output.env.stderr.fileno()).columns or columns
-        line = "  ".join(_progress_parts(event, begun, elapsed_s))[: max(columns - 1, 20)]
-        self._output._stderr(f"\r{line}\x1b[K")
+        name, *figures = _progress_parts(event, begun, elapsed_s)
+        bar = self._picture(event) if columns >= 60 else ""
+        room = max(columns - 1, 20) - len(name) - (BAR_COLUMNS + 2 if bar else 0)
+        self._output._stderr(f"\r{name}{bar}{''.join(f'  {figure}' for figure in figures)[:room]}\x1b[K")
+
+    def _picture(self, event: Progress) -> str:
+        from rich.progress_bar import ProgressBar
+
+        bar = ProgressBar(total=max(event.total, 1), completed=event.done, width=BAR_COLUMNS)
+        return "  " + rendered(bar, BAR_COLUMNS, color=self._output.stderr_color)
 
     def clear(self) -> None:
         if self._drawn:
