@@ -215,10 +215,13 @@ def test_waves_fill_their_own_rows_only(lab: Any, rng: np.random.Generator) -> N
     assert (waves[~done] == 3.0).all()
 
 
-def test_expert_threads_and_grouping_change_no_bit(lab: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("formats", [("q4", "q4", "q8"), ("wt3", "wt3", "q6"), ("wt2", "q4", "wt4")], ids="-".join)
+def test_expert_threads_and_grouping_change_no_bit(
+    lab: Any, rng: np.random.Generator, formats: tuple[str, str, str]
+) -> None:
     """70 tokens of top 8 are more vectors than run together, so this also crosses that border."""
     shape = ExpertShape(70, 40, 10.0)
-    layout = RecordLayout.of("q4", "q4", "q8", 70, 40)
+    layout = RecordLayout.of(*formats, 70, 40)
     records, x, routing = bank(rng, layout, 12), normal(rng, 70, 70), random_routing(rng, 70, 8, 12)
 
     def run(ops: Any, part: slice) -> list[F32]:

@@ -1,9 +1,8 @@
 // Products of 16 weight rows with vectors, in float32 lanes, for every format; decoding of single rows.
 //
 // Row-major formats: lanes run along k, `sum` joins them at the end. Strip formats: lanes are the 16 rows; four
-// accumulators (k mod 4) per group of 128, joined and scaled at the end of the group. Rotated formats: the same with
-// x rotated, group by group. One vector or many, the order is the same, so a token gets the same bits alone and in a
-// batch.
+// accumulators (k mod 4) per group of 128, joined and scaled at the end of the group. One vector or many, the order is
+// the same, so a token gets the same bits alone and in a batch.
 #include "dot.hpp"
 
 #include "rotate.hpp"
@@ -212,18 +211,15 @@ template <Format FORMAT> WASTE_INLINE f32x16 group_scale(const std::uint8_t *str
   return rotated(FORMAT) ? halves(strip) * RESCALE : halves(strip);
 }
 
-// 128 inputs of group g, as the format wants them; zeros beyond the last column.
+// 128 inputs of group g: in place, but in the buffer when columns are missing, which are zero.
 template <Format FORMAT>
 WASTE_INLINE const float *inputs(const float *x, std::size_t g, std::size_t cols, float *buffer) {
   const std::size_t left = cols - g * GROUP;
-  if (left >= GROUP && !rotated(FORMAT)) {
+  if (rotated(FORMAT) || left >= GROUP) { // rotated ones are whole
     return x + g * GROUP;
   }
   std::memset(buffer, 0, GROUP * sizeof(float));
-  std::memcpy(buffer, x + g * GROUP, (left < GROUP ? left : GROUP) * sizeof(float));
-  if constexpr (rotated(FORMAT)) {
-    rotate(buffer);
-  }
+  std::memcpy(buffer, x + g * GROUP, left * sizeof(float));
   return buffer;
 }
 
@@ -415,6 +411,15 @@ WASTE_CLONES void decode_wt2(const std::uint8_t *strip, f32x16 *column) { decode
 WASTE_CLONES void decode_wt3(const std::uint8_t *strip, f32x16 *column) { decoded_group<Format::wt3>(strip, column); }
 WASTE_CLONES void decode_wt4(const std::uint8_t *strip, f32x16 *column) { decoded_group<Format::wt4>(strip, column); }
 WASTE_CLONES void decode_q6(const std::uint8_t *strip, f32x16 *column) { decoded_group<Format::q6>(strip, column); }
+
+WASTE_CLONES void rotate_input(const float *x, std::size_t cols, float *out) {
+  const std::size_t padded = ceil_div(cols, GROUP) * GROUP;
+  std::memcpy(out, x, cols * sizeof(float));
+  std::memset(out + cols, 0, (padded - cols) * sizeof(float));
+  for (std::size_t k = 0; k < padded; k += GROUP) {
+    rotate(out + k);
+  }
+}
 
 void dot_block(const Weight &w, std::size_t block, std::size_t begin, std::size_t end, const float *const *x,
                std::size_t tokens, float *const *y, std::size_t first) {

@@ -1,4 +1,4 @@
-// How matrix products are cut into items: runs of 16-row blocks times runs of tokens.
+// Matrix products: inputs rotated once for all rows, then items of runs of 16-row blocks times runs of tokens.
 #include "linear.hpp"
 
 #include <algorithm>
@@ -20,9 +20,53 @@ std::size_t blocks_per_item(std::size_t cols, std::size_t tokens) {
   return std::max<std::size_t>(1, ITEM / (STRIP * cols * std::clamp<std::size_t>(tokens, 1, TOKENS)));
 }
 
+// The products with inputs as dot_block takes them: for rotated formats rotated, once for neighbours that share them.
+std::span<const Product> rotate_inputs(Stage &stage, std::span<const Product> given) {
+  struct Input {
+    const float *x;
+    std::size_t cols;
+  };
+  std::size_t most = 0, numbers = 0; // without sharing
+  for (const Product &p : given) {
+    if (rotated(p.w->format)) {
+      most += p.tokens;
+      numbers += p.tokens * p.w->groups() * GROUP;
+    }
+  }
+  if (most == 0) {
+    return given;
+  }
+  Product *products = stage.array<Product>(given.size());
+  Input *in = stage.array<Input>(most);
+  float **out = stage.array<float *>(most), *free = stage.passing_floats(numbers);
+  std::size_t count = 0, work = 0, last = given.size();
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const Product &p = given[i];
+    products[i] = p;
+    if (!rotated(p.w->format)) {
+      continue;
+    }
+    if (last < i && given[last].x == p.x && given[last].tokens == p.tokens && given[last].w->cols == p.w->cols) {
+      products[i].x = products[last].x;
+      continue;
+    }
+    last = i;
+    products[i].x = out + count;
+    for (std::size_t t = 0; t < p.tokens; ++t) {
+      in[count] = Input{p.x[t], p.w->cols};
+      out[count++] = free;
+      free += p.w->groups() * GROUP;
+      work += 8 * p.w->cols; // signs and 7 additions each
+    }
+  }
+  stage.parallel(count, work, [&](std::size_t i, std::size_t) { rotate_input(in[i].x, in[i].cols, out[i]); });
+  return {products, given.size()};
+}
+
 } // namespace
 
-void multiply(Stage &stage, std::span<const Product> products) {
+void multiply(Stage &stage, std::span<const Product> given) {
+  const std::span<const Product> products = rotate_inputs(stage, given);
   Cut *cuts = stage.array<Cut>(products.size());
   std::size_t items = 0, work = 0;
   for (std::size_t i = 0; i < products.size(); ++i) {

@@ -33,6 +33,7 @@ template <class T> T **rows_of(Stage &stage, T *base, std::size_t stride, std::s
   return rows;
 }
 
+// Ends the life of the stage's passing floats.
 void multiply(Stage &stage, std::span<const Product> products);
 
 // One product accumulated in float64: for logits that end in a choice.

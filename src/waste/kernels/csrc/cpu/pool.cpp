@@ -204,7 +204,8 @@ struct Crew {
   const std::size_t size;
   const unsigned born;
   std::mutex turn; // held for a whole stage
-  Scratch scratch;
+  Scratch scratch; // of the stage
+  Scratch passing; // of its current loop
   std::vector<std::thread> threads;
   bool stop = false;
 
@@ -254,6 +255,11 @@ Stage::~Stage() { restore_float_mode(float_mode_); }
 std::size_t Stage::threads() const { return crew_.size; }
 
 void *Stage::allocate(std::size_t bytes) { return crew_.scratch.allocate(bytes); }
+
+float *Stage::passing_floats(std::size_t count) {
+  crew_.passing.reset();
+  return static_cast<float *>(crew_.passing.allocate(count * sizeof(float)));
+}
 
 void Stage::run(std::size_t items, std::size_t work, const void *context, Body body) {
   if (crew_.size == 1 || items < 2 || work < WORTH_SHARING) {

@@ -57,6 +57,9 @@ public:
   }
   float *floats(std::size_t count) { return array<float>(count); }
 
+  // Valid until the next call only: what one loop reads need not add up over all loops of a stage.
+  float *passing_floats(std::size_t count);
+
 private:
   using Body = void (*)(const void *, std::size_t, std::size_t);
   void run(std::size_t items, std::size_t work, const void *context, Body body);
