@@ -129,11 +129,34 @@ WASTE_INLINE void columns_q6(const std::uint8_t *codes, std::size_t j, f32x16 *c
   }
 }
 
+// The trellis formats, 64 windows at a time. A run is the whole codes that lie side by side in a byte: its bits, and
+// how many codes that is.
+constexpr std::size_t run_bits(Format format) { return format == Format::wt3 ? 6 : 8; }
+constexpr std::size_t run_codes(Format format) { return run_bits(format) / code_bits(format); }
+
+// Run t of the ring in the low bits of each byte.
+template <Format FORMAT> WASTE_INLINE u32x16 trellis_run(const std::uint8_t *codes, std::size_t t) {
+  if constexpr (FORMAT != Format::wt3) {
+    return load<u32x16>(codes + t % (GROUP / 4 / run_codes(FORMAT)) * VECTOR);
+  } else {
+    const std::uint8_t *three = codes + t / 4 % 4 * 3 * VECTOR;
+    if (t % 4 < 3) {
+      return load<u32x16>(three + t % 4 * VECTOR);
+    }
+    constexpr std::uint32_t low = 0x03030303;
+    return (load<u32x16>(three) >> 6 & low) | (load<u32x16>(three + VECTOR) >> 4 & low << 2) |
+           (load<u32x16>(three + 2 * VECTOR) >> 2 & low << 4);
+  }
+}
+
+template <Format FORMAT>
+constexpr const WtTable &TABLE = FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
+
 struct Steps {
   float of[64];
 };
 
-constexpr Steps steps(const WtTable &table) {
+constexpr Steps floats(const WtTable &table) {
   Steps found{};
   for (int w = 0; w < 64; ++w) {
     found.of[w] = static_cast<float>(table.steps[w]);
@@ -141,68 +164,69 @@ constexpr Steps steps(const WtTable &table) {
   return found;
 }
 
-template <Format FORMAT>
-constexpr Steps STEPS = steps(FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4);
+template <Format FORMAT> constexpr Steps STEPS = floats(TABLE<FORMAT>);
 
-template <Format FORMAT> WASTE_INLINE f32x16 look(i32x16 window) {
-  std::int32_t index[LANES];
-  float value[LANES];
-  store(index, window);
-  for (std::size_t lane = 0; lane < LANES; ++lane) {
-    value[lane] = STEPS<FORMAT>.of[index[lane]];
-  }
-  return load<f32x16>(value);
-}
-
-// All 128 columns of a trellis group: runs of codes that fill whole vectors, and the first bits of the next run.
-template <Format FORMAT> WASTE_INLINE void trellis_columns(const std::uint8_t *codes, f32x16 *column) {
-  constexpr int B = static_cast<int>(code_bits(FORMAT));
-  constexpr std::size_t CODES = B == 4 ? 4 : 8, VECTORS = CODES * B / 8, RUNS = 32 / CODES;
-  i32x16 vector[VECTORS], next[VECTORS];
-  const auto read = [&](std::size_t run, i32x16 *to) {
-    for (std::size_t v = 0; v < VECTORS; ++v) {
-      to[v] = load<i32x16>(codes + (run * VECTORS + v) * VECTOR);
-    }
-  };
-  read(0, next);
-  for (std::size_t run = 0; run < RUNS; ++run) {
-    std::memcpy(vector, next, sizeof vector);
-    read((run + 1) % RUNS, next);
-    for (int q = 0; q < 4; ++q) {
-      i32x16 bits; // the codes of byte lane q and, above them, at least one window more
-      if constexpr (B == 3) {
-        const i32x16 a = vector[0] >> 8 * q, b = vector[1] >> 8 * q, c = vector[2] >> 8 * q;
-        bits = (a & 63) | (b & 63) << 6 | (c & 63) << 12 | (a & 192) << 12 | (b & 192) << 14 | (c & 192) << 16 |
-               ((next[0] >> 8 * q) & 63) << 24;
-      } else {
-        bits = ((vector[0] >> 8 * q) & 255) | ((vector[1] >> 8 * q) & 255) << 8 | ((next[0] >> 8 * q) & 255) << 16;
-      }
-      for (std::size_t i = 0; i < CODES; ++i) {
-        column[4 * (CODES * run + i) + static_cast<std::size_t>(q)] =
-            look<FORMAT>((bits >> B * static_cast<int>(i)) & 63);
-      }
-    }
+// Byte q of each lane is a window; column[q] is what the table has for it. Here with the table as floats: 6
+// instructions of AVX-512 a column, but hundreds of any other set.
+template <Format FORMAT> WASTE_INLINE void look_wide(u32x16 window, f32x16 *column) {
+  f32x16 table[4];
+  std::memcpy(table, STEPS<FORMAT>.of, sizeof table);
+  for (int q = 0; q < 4; ++q) {
+    const i32x16 w = std::bit_cast<i32x16>(window >> 8 * q);
+    column[q] = (w & 32) != 0 ? pick(table[2], table[3], w) : pick(table[0], table[1], w);
   }
 }
 
-template <Format FORMAT> WASTE_INLINE void columns(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
+// The same with the table as bytes: some 16 instructions a column, of any set since SSSE3.
+template <Format FORMAT> WASTE_INLINE void look_narrow(u32x16 window, f32x16 *column) {
+  u8x16 table[4], w[4];
+  std::memcpy(table, TABLE<FORMAT>.steps, sizeof table);
+  std::memcpy(w, &window, sizeof w);
+  for (u8x16 &part : w) {
+    const u8x16 low = (part & 16) != 0 ? pick(table[1], part) : pick(table[0], part);
+    const u8x16 high = (part & 16) != 0 ? pick(table[3], part) : pick(table[2], part);
+    part = (part & 32) != 0 ? high : low;
+  }
+  std::uint8_t steps[VECTOR];
+  std::memcpy(steps, w, sizeof steps);
+  columns_q8(steps, 0, column);
+}
+
+// Columns 4j + q: windows that begin with code j, from the run that holds it and the next.
+template <Format FORMAT, bool WIDE>
+WASTE_INLINE void columns_trellis(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
+  constexpr std::size_t CODES = run_codes(FORMAT), BITS = run_bits(FORMAT);
+  const std::size_t run = j / CODES, past = j % CODES * code_bits(FORMAT), left = BITS - past;
+  const std::uint32_t here = (63u & ((1u << left) - 1)) * 0x01010101u, there = 63u * 0x01010101u - here;
+  const u32x16 window = (trellis_run<FORMAT>(codes, run) >> static_cast<int>(past) & here) |
+                        (trellis_run<FORMAT>(codes, run + 1) << static_cast<int>(left) & there);
+  if constexpr (WIDE) {
+    look_wide<FORMAT>(window, column);
+  } else {
+    look_narrow<FORMAT>(window, column);
+  }
+}
+
+// Columns 4j to 4j + 3, unscaled.
+template <Format FORMAT, bool WIDE>
+WASTE_INLINE void columns(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
   if constexpr (FORMAT == Format::q8) {
     columns_q8(codes, j, column);
   } else if constexpr (FORMAT == Format::q6) {
     columns_q6(codes, j, column);
+  } else if constexpr (trellis(FORMAT)) {
+    columns_trellis<FORMAT, WIDE>(codes, j, column);
   } else {
     columns_q4(codes, j, column);
   }
 }
 
 // All 128 columns of a group, unscaled.
-template <Format FORMAT> WASTE_INLINE void group_columns(const std::uint8_t *codes, f32x16 *column) {
-  if constexpr (trellis(FORMAT)) {
-    trellis_columns<FORMAT>(codes, column);
-  } else {
-    for (std::size_t j = 0; j < GROUP / 4; ++j) {
-      columns<FORMAT>(codes, j, column + 4 * j);
-    }
+template <Format FORMAT, bool WIDE = false>
+WASTE_INLINE void group_columns(const std::uint8_t *codes, f32x16 *column) {
+#pragma GCC unroll 8
+  for (std::size_t j = 0; j < GROUP / 4; ++j) {
+    columns<FORMAT, WIDE>(codes, j, column + 4 * j);
   }
 }
 
@@ -238,34 +262,29 @@ WASTE_INLINE void strip_group(const f32x16 *column, const float *const *v, f32x1
   }
 }
 
-template <Format FORMAT>
+template <Format FORMAT, bool WIDE>
 WASTE_INLINE f32x16 strip_one(const std::uint8_t *strip, std::size_t cols, const float *x) {
   f32x16 total{};
   for (std::size_t g = 0; g * GROUP < cols; ++g) {
     float buffer[GROUP];
     const float *v = inputs<FORMAT>(x, g, cols, buffer);
-    if constexpr (trellis(FORMAT)) {
-      f32x16 column[GROUP];
-      group_columns<FORMAT>(strip + SCALES, column);
-      strip_group<1>(column, &v, group_scale<FORMAT>(strip), &total);
-    } else {
-      f32x16 acc[4]{};
-      for (std::size_t j = 0; j < GROUP / 4; ++j) {
-        f32x16 column[4];
-        columns<FORMAT>(strip + SCALES, j, column);
-        for (std::size_t q = 0; q < 4; ++q) {
-          acc[q] += column[q] * v[4 * j + q];
-        }
+    f32x16 acc[4]{};
+#pragma GCC unroll 8
+    for (std::size_t j = 0; j < GROUP / 4; ++j) {
+      f32x16 column[4];
+      columns<FORMAT, WIDE>(strip + SCALES, j, column);
+      for (std::size_t q = 0; q < 4; ++q) {
+        acc[q] += column[q] * v[4 * j + q];
       }
-      total += ((acc[0] + acc[1]) + (acc[2] + acc[3])) * group_scale<FORMAT>(strip);
     }
+    total += ((acc[0] + acc[1]) + (acc[2] + acc[3])) * group_scale<FORMAT>(strip);
     strip += group_bytes(FORMAT);
   }
   return total;
 }
 
 // Many vectors: each group is decoded once for all of them.
-template <Format FORMAT>
+template <Format FORMAT, bool WIDE>
 WASTE_INLINE void strip_many(const std::uint8_t *strip, std::size_t cols, const float *const *x, std::size_t tokens,
                              f32x16 *total) {
   for (std::size_t t = 0; t < tokens; ++t) {
@@ -273,7 +292,7 @@ WASTE_INLINE void strip_many(const std::uint8_t *strip, std::size_t cols, const 
   }
   for (std::size_t g = 0; g * GROUP < cols; ++g) {
     f32x16 column[GROUP];
-    group_columns<FORMAT>(strip + SCALES, column);
+    group_columns<FORMAT, WIDE>(strip + SCALES, column);
     const f32x16 scale = group_scale<FORMAT>(strip);
     float buffer[2][GROUP];
     std::size_t t = 0;
@@ -289,17 +308,17 @@ WASTE_INLINE void strip_many(const std::uint8_t *strip, std::size_t cols, const 
   }
 }
 
-template <Format FORMAT>
+template <Format FORMAT, bool WIDE = false>
 WASTE_INLINE void strip_rows(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
                              const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
   if (tokens == 1) {
     float lane[STRIP];
-    store(lane, strip_one<FORMAT>(strip, cols, x[0]));
+    store(lane, strip_one<FORMAT, WIDE>(strip, cols, x[0]));
     std::memcpy(y[0] + at, lane + begin, (end - begin) * sizeof(float));
     return;
   }
   f32x16 total[TOKENS];
-  strip_many<FORMAT>(strip, cols, x, tokens, total);
+  strip_many<FORMAT, WIDE>(strip, cols, x, tokens, total);
   for (std::size_t t = 0; t < tokens; ++t) {
     float lane[STRIP];
     store(lane, total[t]);
@@ -377,20 +396,17 @@ WASTE_CLONES void dot_q4(const std::uint8_t *strip, std::size_t cols, std::size_
   strip_rows<Format::q4>(strip, cols, begin, end, x, tokens, y, at);
 }
 
-WASTE_CLONES void dot_wt2(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
-                          const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
-  strip_rows<Format::wt2>(strip, cols, begin, end, x, tokens, y, at);
-}
+WASTE_VERSIONS(void dot_wt2(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                            const float *const *x, std::size_t tokens, float *const *y, std::size_t at),
+               strip_rows<Format::wt2, WIDE>(strip, cols, begin, end, x, tokens, y, at))
 
-WASTE_CLONES void dot_wt3(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
-                          const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
-  strip_rows<Format::wt3>(strip, cols, begin, end, x, tokens, y, at);
-}
+WASTE_VERSIONS(void dot_wt3(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                            const float *const *x, std::size_t tokens, float *const *y, std::size_t at),
+               strip_rows<Format::wt3, WIDE>(strip, cols, begin, end, x, tokens, y, at))
 
-WASTE_CLONES void dot_wt4(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
-                          const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {
-  strip_rows<Format::wt4>(strip, cols, begin, end, x, tokens, y, at);
-}
+WASTE_VERSIONS(void dot_wt4(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                            const float *const *x, std::size_t tokens, float *const *y, std::size_t at),
+               strip_rows<Format::wt4, WIDE>(strip, cols, begin, end, x, tokens, y, at))
 
 WASTE_CLONES void dot_q6(const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
                          const float *const *x, std::size_t tokens, float *const *y, std::size_t at) {

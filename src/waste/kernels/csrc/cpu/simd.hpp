@@ -14,12 +14,23 @@ static_assert(std::endian::native == std::endian::little, "weights are stored li
 
 #define WASTE_INLINE inline __attribute__((always_inline))
 
-// Clones need ifunc (ELF) and GCC's resolver; elsewhere the one portable version is built.
+// Clones need ifunc (ELF) and GCC's resolver; elsewhere the one portable version is built. Versions are clones with a
+// body of their own: WIDE is true in the one for AVX-512.
 #if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WASTE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define WASTE_VERSIONS(HEAD, ...)                                                                                      \
+  __attribute__((target("arch=x86-64-v4"))) HEAD { WASTE_BODY(true, __VA_ARGS__) }                                     \
+  __attribute__((target("arch=x86-64-v3"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
+  __attribute__((target("arch=x86-64-v2"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
+  __attribute__((target("default"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }
 #else
 #define WASTE_CLONES
+#define WASTE_VERSIONS(HEAD, ...)                                                                                      \
+  HEAD { WASTE_BODY(false, __VA_ARGS__) }
 #endif
+#define WASTE_BODY(IS_WIDE, ...)                                                                                       \
+  constexpr bool WIDE = IS_WIDE;                                                                                       \
+  __VA_ARGS__;
 
 namespace waste {
 
@@ -28,6 +39,7 @@ constexpr std::size_t LANES = 16;
 using f32x16 = float __attribute__((vector_size(64)));
 using i32x16 = std::int32_t __attribute__((vector_size(64)));
 using u32x16 = std::uint32_t __attribute__((vector_size(64)));
+using u8x16 = std::uint8_t __attribute__((vector_size(16)));
 using u16x16 = std::uint16_t __attribute__((vector_size(32)));
 using u16x8 = std::uint16_t __attribute__((vector_size(16)));
 using u32x8 = std::uint32_t __attribute__((vector_size(32)));
@@ -43,6 +55,21 @@ template <class V> WASTE_INLINE V load(const void *from) {
 template <class V> WASTE_INLINE void store(void *to, V value) { std::memcpy(to, &value, sizeof value); }
 
 WASTE_INLINE f32x16 all(float value) { return f32x16{} + value; }
+
+// Look-ups, lane by lane: table[index % 16], and the two vectors of a table[index % 32].
+#if defined(__clang__)
+WASTE_INLINE u8x16 pick(u8x16 table, u8x16 index) { return __builtin_shufflevector(table, index & 15); }
+WASTE_INLINE f32x16 pick(f32x16 low, f32x16 high, i32x16 index) {
+  f32x16 found;
+  for (std::size_t i = 0; i < LANES; ++i) {
+    found[i] = index[i] & 16 ? high[index[i] & 15] : low[index[i] & 15];
+  }
+  return found;
+}
+#else
+WASTE_INLINE u8x16 pick(u8x16 table, u8x16 index) { return __builtin_shuffle(table, index); }
+WASTE_INLINE f32x16 pick(f32x16 low, f32x16 high, i32x16 index) { return __builtin_shuffle(low, high, index); }
+#endif
 
 // The first `count` <= 16 floats, zeros behind them.
 WASTE_INLINE f32x16 load_part(const float *from, std::size_t count) {
