@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from stopwatch import copy_rate, seconds
 
 from waste import quant
 from waste.hardware.brief import look
@@ -26,20 +25,6 @@ from waste.kernels import isa
 FORMATS = ("wt2", "wt3", "wt4", "q6")
 SHAPE = (64, 4096)
 GLM_EXPERT_WEIGHTS = 304.4e9  # of GLM-5.3-Flash: 42 layers of 288 experts
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """CPU time of this thread."""
-    began = time.thread_time()
-    work()
-    return time.thread_time() - began
-
-
-def copy_rate() -> float:
-    """GB/s that this thread reads and writes copying 64 MiB, the best of five."""
-    source = np.ones(1 << 24, np.float32)
-    target = np.empty_like(source)
-    return 2 * source.nbytes / min(seconds(lambda: np.copyto(target, source)) for _ in range(5)) / 1e9
 
 
 def main() -> None:

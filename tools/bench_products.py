@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from stopwatch import copy_rate, seconds
 
 from waste import quant
 from waste.hardware.brief import look
@@ -25,20 +24,6 @@ from waste.kernels import _cpu
 FORMATS = ("f32", "bf16", "q8", "q4", "q6", "wt4", "wt3", "wt2")
 ROWS, COLS = 2048, 4096
 TOKENS = (1, 64)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """CPU time of this thread."""
-    began = time.thread_time()
-    work()
-    return time.thread_time() - began
-
-
-def copy_rate() -> float:
-    """GB/s that this thread reads and writes copying 64 MiB, the best of five."""
-    source = np.ones(1 << 24, np.float32)
-    target = np.empty_like(source)
-    return 2 * source.nbytes / min(seconds(lambda: np.copyto(target, source)) for _ in range(5)) / 1e9
 
 
 def main() -> None:

@@ -65,6 +65,11 @@ def test_parameters_are_those_of_the_checkpoint(nano_checkpoint: Path, config: M
     assert sizes(config, Formats("q4", "q4", "q4", "q8")).parameters == total
 
 
+def least_ram(container: Container, config: ModelConfig, context: int) -> int:
+    trunk = sum(t.nbytes for t in container.manifest.tensors_of(TRUNK_FILE))
+    return floor_bytes(config, trunk, container.manifest.banks[0].layout.stride, context, BASELINE)
+
+
 def arrays(state: SessionState) -> Iterator[np.ndarray]:
     for layer in state.layers:
         if isinstance(layer, KdaState):
@@ -86,7 +91,7 @@ def test_predicted_state_is_what_a_full_session_holds(cpu_engine: Engine, contex
 def test_a_budget_is_never_exceeded_and_never_wasted(
     container: Container, config: ModelConfig, ram: int, context: int
 ) -> None:
-    least = floor_bytes(config, container.manifest, context, BASELINE)
+    least = least_ram(container, config, context)
     if ram < least:
         with pytest.raises(ResourceError, match="too small"):
             divide(config, container.manifest, ram, context, BASELINE)
@@ -99,14 +104,14 @@ def test_a_budget_is_never_exceeded_and_never_wasted(
 
 
 def test_the_floor_is_exact(container: Container, config: ModelConfig) -> None:
-    least = floor_bytes(config, container.manifest, 512, BASELINE)
+    least = least_ram(container, config, 512)
     assert divide(config, container.manifest, least, 512, BASELINE).slots == config.router.top_k
     with pytest.raises(ResourceError):
         divide(config, container.manifest, least - 1, 512, BASELINE)
 
 
 def test_more_context_takes_its_bytes_from_the_cache_alone(container: Container, config: ModelConfig) -> None:
-    ram = floor_bytes(config, container.manifest, 4096, BASELINE) + (1 << 20)
+    ram = least_ram(container, config, 4096) + (1 << 20)
     short = divide(config, container.manifest, ram, 64, BASELINE)
     long = divide(config, container.manifest, ram, 4096, BASELINE)
     taken = state_bytes(config, 4096) - state_bytes(config, 64)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from waste.models.config import ModelConfig
-from waste.planner.footprint import Sizes, buffer_bytes, state_bytes, tokenizer_bytes
+from waste.planner.footprint import Sizes, floor_bytes, tokenizer_bytes
 from waste.units import format_bytes, format_count
 
 GIB = 1 << 30
@@ -38,9 +38,7 @@ class ModelFacts:
     def ram_floor_bytes(self) -> int:
         """The least that runs: baseline, tokenizer, trunk, a session's state, buffers, one layer's top-k experts."""
         baseline = self.baseline_bytes + tokenizer_bytes(self.config)
-        fixed = baseline + self.sizes.trunk_bytes + buffer_bytes(self.config)
-        state = state_bytes(self.config, self.context)
-        return fixed + state + self.sizes.top_k * self.sizes.record_bytes
+        return floor_bytes(self.config, self.sizes.trunk_bytes, self.sizes.record_bytes, self.context, baseline)
 
     @property
     def all_experts(self) -> int:

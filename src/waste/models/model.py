@@ -31,7 +31,6 @@ from waste.backends.base import (
     Weight,
 )
 from waste.container.manifest import TensorEntry
-from waste.errors import InputError
 from waste.kvcache.state import MlaState, SessionState, kda_state, mla_state
 from waste.layers.attention import Attention, Chunk, Kda, Mla
 from waste.layers.feed_forward import ExpertStore, FeedForward, Mlp, Moe
@@ -109,22 +108,13 @@ class Model:
 
 
 class TrunkTensors:
-    """Tensors of a container by name, checked against the spec and handed to a backend once."""
+    """Tensors of a container that agrees with its model (`models.stored`), by name, handed to a backend once."""
 
     def __init__(self, config: ModelConfig, ops: Ops, entries: Mapping[str, TensorEntry], blobs: Mapping[str, Bytes]):
         self._ops = ops
         self._entries = entries
         self._blobs = blobs
         self._specs: dict[str, TensorSpec] = {spec.name: spec for spec in trunk_specs(config)}
-        for spec in self._specs.values():
-            entry = entries.get(spec.name)
-            if entry is None:
-                raise InputError(f"the container lacks tensor {spec.name!r}", hint="convert the model again")
-            if tuple(entry.shape) != spec.shape:
-                raise InputError(
-                    f"tensor {spec.name!r} has shape {list(entry.shape)}, the model's config wants {list(spec.shape)}",
-                    hint="convert the model again",
-                )
 
     def matrix(self, name: str) -> Weight:
         """A weight handle in whatever format the container has it."""

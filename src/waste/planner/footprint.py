@@ -132,10 +132,10 @@ class Budget:
         return self.slots * self.slot_bytes
 
 
-def floor_bytes(config: ModelConfig, manifest: Manifest, context: int, baseline: int) -> int:
+def floor_bytes(config: ModelConfig, trunk_bytes: int, slot_bytes: int, context: int, baseline: int) -> int:
     """The least RAM that runs the model: everything fixed, and the experts one token needs in one layer."""
-    fixed = divide(config, manifest, 1 << 62, context, baseline).fixed_bytes
-    return fixed + (config.router.top_k * _slot(manifest, config) if config.moe_layers else 0)
+    experts = config.router.top_k * slot_bytes if config.moe_layers else 0
+    return baseline + trunk_bytes + state_bytes(config, context) + buffer_bytes(config) + experts
 
 
 def divide(config: ModelConfig, manifest: Manifest, ram: int, context: int, baseline: int) -> Budget:
@@ -151,7 +151,7 @@ def divide(config: ModelConfig, manifest: Manifest, ram: int, context: int, base
         return fixed
     slots = min((ram - fixed.fixed_bytes) // slot, layers * config.router.experts)
     if slots < config.router.top_k:
-        least = fixed.fixed_bytes + config.router.top_k * slot
+        least = floor_bytes(config, trunk, slot, context, baseline)
         raise ResourceError(
             f"a RAM budget of {format_bytes(ram)} is too small: {format_bytes(least)} are needed for the trunk, "
             f"a context of {context} tokens, buffers and {config.router.top_k} experts",

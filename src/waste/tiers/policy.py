@@ -20,10 +20,6 @@ class Policy(Protocol):
         """The resident key to give up, not one of `pinned`, removed from the books. There is one."""
         ...
 
-    def forget(self, key: Key) -> None:
-        """`key` is no longer resident."""
-        ...
-
 
 class Lru:
     """Least recently used."""
@@ -40,6 +36,3 @@ class Lru:
         key = next(k for k in self._order if k not in pinned)
         del self._order[key]
         return key
-
-    def forget(self, key: Key) -> None:
-        self._order.pop(key, None)
