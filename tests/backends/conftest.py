@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from waste.backends.cpu import CpuOps
 from waste.backends.reference import ReferenceOps
+from waste.kernels import isa
 from waste.quant import get
 
 F32 = npt.NDArray[np.float32]
@@ -35,6 +36,11 @@ class Lab:
     def weight(ops: Any, values: F32, fmt: str = "f32") -> Any:
         """`values` as a weight of any backend."""
         return ops.weight(get(fmt).encode(values), fmt, *values.shape)
+
+    @staticmethod
+    def tolerance(fmt: str, layers: int = 1) -> float:
+        """Relative L2 that `layers` products in a row may lose: inputs of strip formats are rounded to 8 bits, .65 %."""
+        return 2e-6 if fmt in ("f32", "bf16") else 0.012 * layers
 
     @staticmethod
     def close(found: Any, expected: Any, tolerance: float = 2e-6) -> None:
@@ -69,6 +75,16 @@ def same_bits(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
 def lab() -> Lab:
     # More threads than cores is on purpose: that is where an ordering mistake shows.
     return Lab({n: CpuOps(threads=n) for n in (1, 2, 3, 5)}, ReferenceOps(torch.float64))
+
+
+@pytest.fixture(params=isa.ISAS)
+def each_isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every instruction set this processor has, forced."""
+    if request.param not in isa.usable():
+        pytest.skip(f"this processor has no {request.param}")
+    isa.force(request.param)
+    yield request.param
+    isa.force(None)
 
 
 @pytest.fixture

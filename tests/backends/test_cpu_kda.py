@@ -81,7 +81,7 @@ def test_every_weight_format(lab: Any, rng: np.random.Generator, fmt: str) -> No
         ops.kda(ops.vector(x), weights(lab, ops, arrays, fmt), shape, empty(ops, shape))
         for ops in (lab.cpu, lab.oracle)
     )
-    lab.close(found, expected, 5e-6)
+    lab.close(found, expected, max(5e-6, lab.tolerance(fmt, 4)))
 
 
 def test_delta_rule_written_out(lab: Any, rng: np.random.Generator) -> None:

@@ -72,7 +72,7 @@ def test_every_weight_format(lab: Any, rng: np.random.Generator, fmt: str, form:
         w = weights(lab, ops, arrays, fmt)
         projection = ops.mla_project(ops.vector(x), w, m, 0)
         outs.append(ops.mla_attend(projection.q, projection.rows, 0, None, w, m))
-    lab.close(*outs, 5e-6)
+    lab.close(*outs, max(5e-6, lab.tolerance(fmt, 4)))
 
 
 def test_absorption_is_attention_with_full_keys(lab: Any, rng: np.random.Generator) -> None:

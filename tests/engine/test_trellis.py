@@ -45,7 +45,10 @@ def loss(logits: np.ndarray) -> float:
 def test_backends_agree(trellis_nano: Path, logits: np.ndarray) -> None:
     with Engine.open(trellis_nano, ram="4GiB", backend="reference", threads=1) as engine:
         expected = engine.session().eval(TEXT, all_logits=True)
-    assert np.linalg.norm(logits - expected) < 1e-5 * np.linalg.norm(expected)
+    # The reference multiplies with float32 inputs, `cpu` rounds them to 8 bits: a tenth of what the formats cost.
+    assert np.linalg.norm(logits - expected) < 0.06 * np.linalg.norm(expected)
+    p, q = (x.astype(np.float64) - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True)) for x in (expected, logits))
+    assert (np.exp(p) * (p - q)).sum(-1).mean() < 0.01
 
 
 @pytest.mark.parametrize("chunk", [1, 7])

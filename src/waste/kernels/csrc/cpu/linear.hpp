@@ -33,7 +33,8 @@ template <class T> T **rows_of(Stage &stage, T *base, std::size_t stride, std::s
   return rows;
 }
 
-// Ends the life of the stage's passing floats.
+// Products with strip formats take inputs of 8 bits (int8.hpp), the others float32. Ends the life of the stage's
+// passing floats.
 void multiply(Stage &stage, std::span<const Product> products);
 
 // One product accumulated in float64: for logits that end in a choice.

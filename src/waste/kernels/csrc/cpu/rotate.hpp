@@ -11,23 +11,33 @@
 
 namespace waste {
 
-WASTE_INLINE bool flipped(std::size_t k) { return SIGNS[k / 32] >> k % 32 & 1; }
+constexpr WASTE_INLINE bool flipped(std::size_t k) { return SIGNS[k / 32] >> k % 32 & 1; }
+
+// The flips as factors: bits tested one by one took more time than the transform.
+struct Flips {
+  float of[128];
+};
+
+constexpr Flips FLIPS = [] {
+  Flips found{};
+  for (std::size_t k = 0; k < 128; ++k) {
+    found.of[k] = flipped(k) ? -1.0f : 1.0f;
+  }
+  return found;
+}();
 
 // One step of the transform inside a vector: pairs of lanes `HALF` apart.
 template <std::size_t HALF, std::size_t... I> WASTE_INLINE f32x16 butterfly(f32x16 v, std::index_sequence<I...>) {
   return __builtin_shufflevector(v, v, (I ^ HALF)...) + v * f32x16{(I & HALF ? -1.0f : 1.0f)...};
 }
 
-WASTE_INLINE void rotate(float *x) {
+// 128 numbers. `out` may be x.
+WASTE_INLINE void rotate(const float *x, float *out) {
   constexpr std::size_t COUNT = 128 / LANES;
   constexpr std::make_index_sequence<LANES> lanes;
   f32x16 v[COUNT];
   for (std::size_t i = 0; i < COUNT; ++i) {
-    float flips[LANES];
-    for (std::size_t k = 0; k < LANES; ++k) {
-      flips[k] = flipped(i * LANES + k) ? -1.0f : 1.0f;
-    }
-    v[i] = load<f32x16>(x + i * LANES) * load<f32x16>(flips);
+    v[i] = load<f32x16>(x + i * LANES) * load<f32x16>(FLIPS.of + i * LANES);
     v[i] = butterfly<1>(v[i], lanes);
     v[i] = butterfly<2>(v[i], lanes);
     v[i] = butterfly<4>(v[i], lanes);
@@ -43,7 +53,7 @@ WASTE_INLINE void rotate(float *x) {
     }
   }
   for (std::size_t i = 0; i < COUNT; ++i) {
-    store(x + i * LANES, v[i]);
+    store(out + i * LANES, v[i]);
   }
 }
 
@@ -58,13 +68,6 @@ template <class T> WASTE_INLINE void hadamard(T *x) {
       }
     }
   }
-}
-
-WASTE_INLINE void rotate(double *x) {
-  for (std::size_t k = 0; k < 128; ++k) {
-    x[k] = flipped(k) ? -x[k] : x[k];
-  }
-  hadamard(x);
 }
 
 WASTE_INLINE void rotate_back(f32x16 *x) {

@@ -51,6 +51,8 @@ constexpr std::size_t code_bits(Format format) {
 
 constexpr std::size_t group_bytes(Format format) { return SCALES + STRIP * GROUP / 8 * code_bits(format); }
 
+constexpr bool strips(Format format) { return format != Format::f32 && format != Format::bf16; }
+
 constexpr bool trellis(Format format) {
   return format == Format::wt2 || format == Format::wt3 || format == Format::wt4;
 }

@@ -1,0 +1,142 @@
+// Products with inputs of 8 bits for AMX: from a few vectors on, tiles of 16 vectors by 16 rows by 64 columns.
+//
+// A decoded vector, 16 rows times 4 columns, is one row of a B tile as it stands. Two strips share every A tile; the
+// four B tiles of their group stay in tile registers while all vectors pass.
+#include "int8_avx512.hpp"
+
+namespace {
+
+constexpr std::size_t ROWS = 16;                  // of a tile
+constexpr std::size_t HALF = ROWS * VECTOR;       // bytes of an A or B tile: half a group
+constexpr std::size_t TILE_BYTES = 2 * HALF;      // of a group
+constexpr std::size_t STRIPS = 2;
+
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start = 0, reserved[14] = {};
+  std::uint16_t bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+WASTE_INLINE void configure() {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.bytes[i] = VECTOR;
+    config.rows[i] = ROWS;
+  }
+  _tile_loadconfig(&config);
+}
+
+constexpr std::size_t tiles(std::size_t tokens) { return (tokens + ROWS - 1) / ROWS; }
+
+// Per group: the A tiles of all vectors, then their scales. Missing vectors of the last tile are zero.
+constexpr std::size_t group_size(std::size_t tokens) { return tiles(tokens) * (TILE_BYTES + ROWS * sizeof(float)); }
+
+static std::size_t packed_bytes(std::size_t groups, std::size_t tokens) { return groups * group_size(tokens); }
+
+static void pack(const Int8Vector *x, std::size_t groups, std::size_t tokens, void *packed) {
+  const std::size_t count = tiles(tokens) * ROWS;
+  for (std::size_t g = 0; g < groups; ++g) {
+    std::uint8_t *to = static_cast<std::uint8_t *>(packed) + g * group_size(tokens);
+    std::uint8_t *scales = to + tiles(tokens) * TILE_BYTES;
+    for (std::size_t i = 0; i < count; ++i) {
+      const bool there = i < tokens;
+      const V low = there ? _mm512_loadu_si512(x[i].codes + g * GROUP) : _mm512_setzero_si512();
+      const V high = there ? _mm512_loadu_si512(x[i].codes + g * GROUP + VECTOR) : _mm512_setzero_si512();
+      std::uint8_t *row = to + i / ROWS * TILE_BYTES + i % ROWS * VECTOR;
+      _mm512_storeu_si512(row, low);
+      _mm512_storeu_si512(row + HALF, high);
+      const float scale = there ? x[i].scales[g] : 0.0f;
+      __builtin_memcpy(scales + i * sizeof(float), &scale, sizeof scale);
+    }
+  }
+}
+
+// out (16, 16) += tile (vectors, rows) of whole numbers, scaled.
+WASTE_INLINE void add_tile(const std::int32_t *tile, __m512 weight_scales, const float *scales, std::size_t count,
+                           float *out) {
+  if (count == ROWS) {
+#pragma GCC unroll 16
+    for (std::size_t i = 0; i < ROWS; ++i) {
+      _mm512_storeu_ps(out + i * STRIP, accumulate(_mm512_loadu_ps(out + i * STRIP), _mm512_load_si512(tile + i * STRIP),
+                                                   weight_scales, scales[i]));
+    }
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    _mm512_storeu_ps(out + i * STRIP, accumulate(_mm512_loadu_ps(out + i * STRIP), _mm512_load_si512(tile + i * STRIP),
+                                                 weight_scales, scales[i]));
+  }
+}
+
+template <Format FORMAT>
+static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t groups, const void *packed,
+                    std::size_t tokens, float *out) {
+  const Tables t = tables<FORMAT, true>();
+  const std::uint8_t *second = strip + (strips - 1) * groups * group_bytes(FORMAT);
+  float *out2 = out + (strips - 1) * tokens * STRIP;
+  __builtin_memset(out, 0, strips * tokens * STRIP * sizeof(float));
+  alignas(64) std::int8_t weights[STRIPS][TILE_BYTES];
+  alignas(64) std::int32_t sums[2][STRIPS][ROWS * STRIP];
+  const auto decode = [&](const std::uint8_t *from, std::int8_t *to) __attribute__((always_inline)) {
+    each_quad<FORMAT, true>(from + SCALES, t, [&](std::size_t j, V v) __attribute__((always_inline)) {
+      _mm512_store_si512(to + j * VECTOR, v);
+    });
+  };
+  configure();
+  for (std::size_t g = 0; g < groups; ++g) {
+    const std::uint8_t *from = strip + g * group_bytes(FORMAT), *from2 = second + g * group_bytes(FORMAT);
+    const std::uint8_t *a = static_cast<const std::uint8_t *>(packed) + g * group_size(tokens);
+    const float *scales = reinterpret_cast<const float *>(a + tiles(tokens) * TILE_BYTES);
+    decode(from, weights[0]);
+    _tile_loadd(4, weights[0], VECTOR);
+    _tile_loadd(5, weights[0] + HALF, VECTOR);
+    const __m512 weight_scales = scales_at(from), weight_scales2 = scales_at(from2);
+    if (strips == 2) {
+      decode(from2, weights[1]);
+      _tile_loadd(6, weights[1], VECTOR);
+      _tile_loadd(7, weights[1] + HALF, VECTOR);
+    }
+    for (std::size_t i = 0, which = 0; i < tokens; i += ROWS, a += TILE_BYTES, which ^= 1) {
+      const std::size_t count = tokens - i < ROWS ? tokens - i : ROWS;
+      _tile_zero(0);
+      _tile_loadd(2, a, VECTOR);
+      _tile_loadd(3, a + HALF, VECTOR);
+      _tile_dpbssd(0, 2, 4);
+      _tile_dpbssd(0, 3, 5);
+      _tile_stored(0, sums[which][0], VECTOR);
+      if (strips == 2) {
+        _tile_zero(1);
+        _tile_dpbssd(1, 2, 6);
+        _tile_dpbssd(1, 3, 7);
+        _tile_stored(1, sums[which][1], VECTOR);
+      }
+      add_tile(sums[which][0], weight_scales, scales + i, count, out + i * STRIP);
+      if (strips == 2) {
+        add_tile(sums[which][1], weight_scales2, scales + i, count, out2 + i * STRIP);
+      }
+    }
+  }
+  _tile_release();
+}
+
+static void many(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *,
+                 const void *packed, std::size_t tokens, float *out) {
+  switch (format) {
+  case Format::wt2:
+    return many_of<Format::wt2>(strip, strips, groups, packed, tokens, out);
+  case Format::wt3:
+    return many_of<Format::wt3>(strip, strips, groups, packed, tokens, out);
+  case Format::wt4:
+    return many_of<Format::wt4>(strip, strips, groups, packed, tokens, out);
+  case Format::q4:
+    return many_of<Format::q4>(strip, strips, groups, packed, tokens, out);
+  case Format::q6:
+    return many_of<Format::q6>(strip, strips, groups, packed, tokens, out);
+  default:
+    return many_of<Format::q8>(strip, strips, groups, packed, tokens, out);
+  }
+}
+
+} // namespace
+
+const waste::Int8Kernels waste::INT8_AMX = {quantise, few, many, STRIPS, FEW + 1, packed_bytes, pack};

@@ -1,0 +1,224 @@
+// Strips decoded with AVX-512 VNNI and VBMI, 64 weights an instruction: shared by the AVX-512 and the AMX code.
+//
+// Included only by files compiled for these sets. Everything has internal linkage: the linker must never take one of
+// these functions for a processor that lacks the instructions.
+#pragma once
+
+#include "input.hpp"
+
+#include <immintrin.h>
+
+namespace {
+
+using namespace waste;
+
+using V = __m512i;
+
+// Bytes ahead of the codes being decoded that are asked for: 1.25 to 1.5 times the speed from memory.
+constexpr std::size_t AHEAD = 4096;
+
+WASTE_INLINE V codes_at(const std::uint8_t *p) {
+  _mm_prefetch(reinterpret_cast<const char *>(p) + AHEAD, _MM_HINT_T0);
+  return _mm512_loadu_si512(p);
+}
+
+template <int BY> WASTE_INLINE V right(V v) { return _mm512_srli_epi16(v, BY); }
+template <int BY> WASTE_INLINE V left(V v) { return _mm512_slli_epi16(v, BY); }
+
+// Bit by bit: a where MASK has a one, else b.
+template <unsigned char MASK> WASTE_INLINE V select(V a, V b) {
+  return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(static_cast<char>(MASK)), 0xE4);
+}
+
+// What is added to a weight's code so that it is not negative.
+template <Format FORMAT> constexpr int OFFSET = FORMAT == Format::q8   ? 128
+                                                : FORMAT == Format::q4 ? 8
+                                                : FORMAT == Format::q6 ? 32
+                                                                       : 64;
+
+// The table of a trellis format, plus OFFSET where that is asked for. `swapped` has the two halves of its index
+// exchanged: wt3's odd windows are joined from two bytes without a shift, high half first.
+struct Tables {
+  V plain, swapped;
+};
+
+template <Format FORMAT, bool SIGNED> WASTE_INLINE Tables tables() {
+  if constexpr (!trellis(FORMAT)) {
+    return Tables{_mm512_setzero_si512(), _mm512_setzero_si512()};
+  } else {
+    const WtTable &table = FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
+    const V steps = _mm512_loadu_si512(table.steps);
+    const V plain = SIGNED ? steps : _mm512_add_epi8(steps, _mm512_set1_epi8(64));
+    alignas(64) std::uint8_t order[64];
+    for (int w = 0; w < 64; ++w) {
+      order[w] = static_cast<std::uint8_t>((w & 7) << 3 | w >> 3);
+    }
+    return Tables{plain, _mm512_permutexvar_epi8(_mm512_load_si512(order), plain)};
+  }
+}
+
+// take(j, bytes) for the 32 vectors of a group in order: byte 4 * row + q is the weight of column 4j + q, plus OFFSET
+// unless SIGNED. vpermb ignores the two upper bits of an index, so windows may carry others' bits there.
+template <Format FORMAT, bool SIGNED, class Take>
+WASTE_INLINE void each_quad(const std::uint8_t *codes, const Tables &t, const Take &take) {
+  const auto plain = [&](std::size_t j, V window) { take(j, _mm512_permutexvar_epi8(window, t.plain)); };
+  const auto swapped = [&](std::size_t j, V window) { take(j, _mm512_permutexvar_epi8(window, t.swapped)); };
+  if constexpr (FORMAT == Format::wt3) {
+    V v = codes_at(codes);
+#pragma GCC unroll 4
+    for (std::size_t b = 0; b < 4; ++b) {
+      const std::uint8_t *p = codes + b * 3 * VECTOR;
+      const V v1 = codes_at(p + VECTOR), v2 = codes_at(p + 2 * VECTOR);
+      const V next = b == 3 ? _mm512_loadu_si512(codes) : codes_at(p + 3 * VECTOR);
+      const V spare = select<0x03>(right<6>(v), select<0x0C>(right<4>(v1), right<2>(v2)));
+      plain(8 * b, v);
+      swapped(8 * b + 1, select<0x38>(v, v1));
+      plain(8 * b + 2, v1);
+      swapped(8 * b + 3, select<0x38>(v1, v2));
+      plain(8 * b + 4, v2);
+      swapped(8 * b + 5, select<0x38>(v2, spare));
+      plain(8 * b + 6, spare);
+      swapped(8 * b + 7, select<0x38>(spare, next));
+      v = next;
+    }
+  } else if constexpr (FORMAT == Format::wt2) {
+    V v = codes_at(codes);
+#pragma GCC unroll 8
+    for (std::size_t b = 0; b < 8; ++b) {
+      const V next = b == 7 ? _mm512_loadu_si512(codes) : codes_at(codes + (b + 1) * VECTOR);
+      const V both = select<0x0F>(right<4>(v), left<4>(next));
+      plain(4 * b, v);
+      plain(4 * b + 1, right<2>(v));
+      plain(4 * b + 2, both);
+      plain(4 * b + 3, right<2>(both));
+      v = next;
+    }
+  } else if constexpr (FORMAT == Format::wt4) {
+    V v = codes_at(codes);
+#pragma GCC unroll 16
+    for (std::size_t b = 0; b < 16; ++b) {
+      const V next = b == 15 ? _mm512_loadu_si512(codes) : codes_at(codes + (b + 1) * VECTOR);
+      plain(2 * b, v);
+      plain(2 * b + 1, select<0x0F>(right<4>(v), left<4>(next)));
+      v = next;
+    }
+  } else {
+    const auto give = [&](std::size_t j, V code) {
+      take(j, SIGNED ? _mm512_sub_epi8(code, _mm512_set1_epi8(static_cast<char>(OFFSET<FORMAT>))) : code);
+    };
+    if constexpr (FORMAT == Format::q4) {
+      const V low = _mm512_set1_epi8(15);
+#pragma GCC unroll 16
+      for (std::size_t b = 0; b < 16; ++b) {
+        const V v = codes_at(codes + b * VECTOR);
+        give(2 * b, _mm512_and_si512(v, low));
+        give(2 * b + 1, _mm512_and_si512(right<4>(v), low));
+      }
+    } else if constexpr (FORMAT == Format::q6) {
+      const V whole = _mm512_set1_epi8(63);
+#pragma GCC unroll 8
+      for (std::size_t b = 0; b < 8; ++b) {
+        const std::uint8_t *p = codes + b * 3 * VECTOR;
+        const V v0 = codes_at(p), v1 = codes_at(p + VECTOR), high = codes_at(p + 2 * VECTOR);
+        give(4 * b, _mm512_and_si512(select<0x0F>(v0, left<4>(high)), whole));
+        give(4 * b + 1, _mm512_and_si512(select<0x0F>(right<4>(v0), left<2>(high)), whole));
+        give(4 * b + 2, _mm512_and_si512(select<0x0F>(v1, high), whole));
+        give(4 * b + 3, _mm512_and_si512(select<0x0F>(right<4>(v1), right<2>(high)), whole));
+      }
+    } else { // q8 is signed as stored
+#pragma GCC unroll 32
+      for (std::size_t j = 0; j < 32; ++j) {
+        const V v = codes_at(codes + j * VECTOR);
+        take(j, SIGNED ? v : _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(0x80))));
+      }
+    }
+  }
+}
+
+WASTE_INLINE __m512 scales_at(const std::uint8_t *strip) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(strip)));
+}
+
+WASTE_INLINE V four(const std::int8_t *codes) {
+  int quad;
+  __builtin_memcpy(&quad, codes, sizeof quad);
+  return _mm512_set1_epi32(quad);
+}
+
+// total += sum * (scale of the weights * scale of the input)
+WASTE_INLINE __m512 accumulate(__m512 total, V sum, __m512 scales, float scale) {
+  return _mm512_add_ps(total, _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scales, _mm512_set1_ps(scale))));
+}
+
+template <Format FORMAT, std::size_t TOKENS>
+static void few_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, float *out) {
+  constexpr std::size_t CHAINS = TOKENS == 1 ? 4 : TOKENS == 2 ? 2 : 1; // vpdpbusd takes 5 cycles, two start in each
+  const Tables t = tables<FORMAT, false>();
+  __m512 total[TOKENS];
+  for (std::size_t i = 0; i < TOKENS; ++i) {
+    total[i] = _mm512_setzero_ps();
+  }
+  for (std::size_t g = 0; g < groups; ++g, strip += group_bytes(FORMAT)) {
+    V sum[TOKENS][CHAINS];
+    for (std::size_t i = 0; i < TOKENS; ++i) {
+      sum[i][0] = _mm512_set1_epi32(-OFFSET<FORMAT> * x[i].sums[g]);
+      for (std::size_t c = 1; c < CHAINS; ++c) {
+        sum[i][c] = _mm512_setzero_si512();
+      }
+    }
+    each_quad<FORMAT, false>(strip + SCALES, t, [&](std::size_t j, V weights) __attribute__((always_inline)) {
+      for (std::size_t i = 0; i < TOKENS; ++i) {
+        sum[i][j % CHAINS] = _mm512_dpbusd_epi32(sum[i][j % CHAINS], weights, four(x[i].codes + g * GROUP + 4 * j));
+      }
+    });
+    const __m512 scales = scales_at(strip);
+    for (std::size_t i = 0; i < TOKENS; ++i) {
+      for (std::size_t c = 1; c < CHAINS; ++c) {
+        sum[i][0] = _mm512_add_epi32(sum[i][0], sum[i][c]);
+      }
+      total[i] = accumulate(total[i], sum[i][0], scales, x[i].scales[g]);
+    }
+  }
+  for (std::size_t i = 0; i < TOKENS; ++i) {
+    _mm512_storeu_ps(out + i * STRIP, total[i]);
+  }
+}
+
+template <Format FORMAT>
+static void few_format(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
+                       float *out) {
+  switch (tokens) {
+  case 1:
+    return few_of<FORMAT, 1>(strip, groups, x, out);
+  case 2:
+    return few_of<FORMAT, 2>(strip, groups, x, out);
+  case 3:
+    return few_of<FORMAT, 3>(strip, groups, x, out);
+  default:
+    return few_of<FORMAT, 4>(strip, groups, x, out);
+  }
+}
+
+static void few(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
+                float *out) {
+  switch (format) {
+  case Format::wt2:
+    return few_format<Format::wt2>(strip, groups, x, tokens, out);
+  case Format::wt3:
+    return few_format<Format::wt3>(strip, groups, x, tokens, out);
+  case Format::wt4:
+    return few_format<Format::wt4>(strip, groups, x, tokens, out);
+  case Format::q4:
+    return few_format<Format::q4>(strip, groups, x, tokens, out);
+  case Format::q6:
+    return few_format<Format::q6>(strip, groups, x, tokens, out);
+  default:
+    return few_format<Format::q8>(strip, groups, x, tokens, out);
+  }
+}
+
+static void quantise(const float *x, std::size_t cols, bool rotate, const Int8Vector &out) {
+  quantise_vector(x, cols, rotate, out);
+}
+
+} // namespace

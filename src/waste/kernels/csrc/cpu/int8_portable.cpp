@@ -1,0 +1,60 @@
+// Products with inputs of 8 bits on any processor: whole numbers in float lanes, which hold them exactly up to 2^24.
+#include "columns.hpp"
+#include "input.hpp"
+
+namespace {
+
+using namespace waste;
+
+// out (tokens, 16), each group decoded once.
+template <Format FORMAT>
+void strip_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens, float *out) {
+  std::memset(out, 0, tokens * STRIP * sizeof(float));
+  for (std::size_t g = 0; g < groups; ++g, strip += group_bytes(FORMAT)) {
+    f32x16 column[GROUP];
+    group_columns<FORMAT>(strip + SCALES, column);
+    const f32x16 scales = halves(strip);
+    for (std::size_t i = 0; i < tokens; ++i) {
+      const std::int8_t *codes = x[i].codes + g * GROUP;
+      f32x16 sum[4]{};
+      for (std::size_t k = 0; k < GROUP; k += 4) {
+        for (std::size_t q = 0; q < 4; ++q) {
+          sum[q] += column[k + q] * static_cast<float>(codes[k + q]);
+        }
+      }
+      const f32x16 whole = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      store(out + i * STRIP, load<f32x16>(out + i * STRIP) + whole * (scales * x[i].scales[g]));
+    }
+  }
+}
+
+void strip_times(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
+                 float *out) {
+  switch (format) {
+  case Format::wt2:
+    return strip_of<Format::wt2>(strip, groups, x, tokens, out);
+  case Format::wt3:
+    return strip_of<Format::wt3>(strip, groups, x, tokens, out);
+  case Format::wt4:
+    return strip_of<Format::wt4>(strip, groups, x, tokens, out);
+  case Format::q4:
+    return strip_of<Format::q4>(strip, groups, x, tokens, out);
+  case Format::q6:
+    return strip_of<Format::q6>(strip, groups, x, tokens, out);
+  default:
+    return strip_of<Format::q8>(strip, groups, x, tokens, out);
+  }
+}
+
+void strips_times(Format format, const std::uint8_t *strip, std::size_t, std::size_t groups, const Int8Vector *x,
+                  const void *, std::size_t tokens, float *out) {
+  strip_times(format, strip, groups, x, tokens, out);
+}
+
+void quantise(const float *x, std::size_t cols, bool rotate, const Int8Vector &out) {
+  quantise_vector(x, cols, rotate, out);
+}
+
+} // namespace
+
+const waste::Int8Kernels waste::INT8_PORTABLE = {quantise, strip_times, strips_times, 1, FEW + 1, nullptr, nullptr};
