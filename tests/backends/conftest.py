@@ -39,7 +39,7 @@ class Lab:
 
     @staticmethod
     def tolerance(fmt: str, layers: int = 1) -> float:
-        """Relative L2 that `layers` products in a row may lose: inputs of strip formats are rounded to 8 bits, .65 %."""
+        """Relative L2 that `layers` products in a row may lose: strip formats round inputs to 8 bits, .65 %."""
         return 2e-6 if fmt in ("f32", "bf16") else 0.012 * layers
 
     @staticmethod

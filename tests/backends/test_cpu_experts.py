@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,23 @@ import pytest
 from waste.backends.base import MlpWeights, Routing
 from waste.backends.shapes import ExpertShape, RouterShape
 from waste.container.layout import RecordLayout, pack_record
+from waste.errors import InputError
 from waste.quant import get
 
 F32 = npt.NDArray[np.float32]
+
+
+@dataclass
+class Here:
+    """A wave of records: all there, or told of one by one."""
+
+    records: Sequence[tuple[int, Any]]
+    arrived: npt.NDArray[np.int32] | None = None
+    failure: Exception | None = None
+
+    def wait(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
 
 def normal(rng: np.random.Generator, *shape: int) -> F32:
@@ -195,7 +212,7 @@ def test_experts_agree_with_the_oracle(
     for ops in (lab.cpu, lab.oracle):
         out = ops.zeros(tokens, 3, 140)
         own = Routing(routing.ids, ops.vector(routing.weights))
-        ops.experts(ops.vector(x), own, layout, records, shape, out)
+        ops.experts(ops.vector(x), own, layout, Here(records), shape, out)
         outs.append(out)
     lab.close(*outs, max(3e-6, lab.tolerance(formats[0], 3)))
 
@@ -205,11 +222,11 @@ def test_waves_fill_their_own_rows_only(lab: Any, rng: np.random.Generator) -> N
     layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
     records, x, routing = bank(rng, layout, 5), normal(rng, 7, 40), random_routing(rng, 7, 2, 5)
     whole = np.zeros((7, 2, 40), np.float32)
-    lab.cpu.experts(x, routing, layout, records, shape, whole)
+    lab.cpu.experts(x, routing, layout, Here(records), shape, whole)
     waves = np.full((7, 2, 40), 3.0, np.float32)
-    lab.cpu.experts(x, routing, layout, [], shape, waves)
+    lab.cpu.experts(x, routing, layout, Here([]), shape, waves)
     for wave in ([records[4]], [], records[1:4]):
-        lab.cpu.experts(x, routing, layout, wave, shape, waves)
+        lab.cpu.experts(x, routing, layout, Here(wave), shape, waves)
     done = routing.ids != 0
     assert np.array_equal(waves[done], whole[done])
     assert (waves[~done] == 3.0).all()
@@ -227,9 +244,79 @@ def test_expert_threads_and_grouping_change_no_bit(
     def run(ops: Any, part: slice) -> list[F32]:
         own = Routing(np.ascontiguousarray(routing.ids[part]), np.ascontiguousarray(routing.weights[part]))
         out = ops.zeros(len(own.ids), 8, 70)
-        ops.experts(x[part], own, layout, records, shape, out)
-        return [out, ops.combine(out, own, None)]
+        ops.experts(x[part], own, layout, Here(records), shape, out)
+        return [out, ops.combine(out, own, None), ops.expert_group(x[part], own, layout, Here(records), shape, None)]
 
     lab.laws(lambda: run, 70)
     w = [lab.weight(lab.cpu, a) for a in (normal(rng, 90, 70), normal(rng, 90, 70), normal(rng, 70, 90))]
     lab.laws(lambda: lambda ops, part: [ops.mlp(x[part], MlpWeights(*w), 10.0)], 70)
+
+
+# ---- the whole group in one call
+
+
+@pytest.mark.parametrize("shared", [None, "f32", "q6"])
+@pytest.mark.parametrize("tokens", [1, 9, 150])
+def test_a_group_is_its_three_parts(lab: Any, rng: np.random.Generator, tokens: int, shared: str | None) -> None:
+    """experts, mlp, combine: the same bits, and what the oracle says. 150 tokens: the shared one in runs."""
+    shape = ExpertShape(140, 33, 4.0)
+    layout = RecordLayout.of("f32", "f32", "f32", 140, 33)
+    records, x, routing = bank(rng, layout, 6), normal(rng, tokens, 140), random_routing(rng, tokens, 3, 6)
+    arrays = normal(rng, 50, 140), normal(rng, 50, 140), normal(rng, 140, 50)
+    outs = []
+    for ops in (lab.cpu, lab.oracle):
+        own = Routing(routing.ids, ops.vector(routing.weights))
+        w = None if shared is None else MlpWeights(*(lab.weight(ops, a, shared) for a in arrays))
+        outs.append(ops.expert_group(ops.vector(x), own, layout, Here(records), shape, w))
+        parts = ops.zeros(tokens, 3, 140)
+        ops.experts(ops.vector(x), own, layout, Here(records), shape, parts)
+        whole = ops.combine(parts, own, None if w is None else ops.mlp(ops.vector(x), w, 4.0))
+        assert np.array_equal(outs[-1], whole)
+    lab.close(*outs, 3e-6 if shared != "q6" else 0.03)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 30])
+def test_the_order_of_arrival_changes_no_bit(lab: Any, rng: np.random.Generator, tokens: int, threads: int) -> None:
+    """Records arrive one by one while the call waits for them; garbage until then, so none is read too early."""
+    shape = ExpertShape(70, 40, 10.0)
+    layout = RecordLayout.of("wt3", "wt3", "q6", 70, 40)
+    records, x, routing = bank(rng, layout, 9), normal(rng, tokens, 70), random_routing(rng, tokens, 4, 9)
+    ops = lab.crews[threads]
+    expected = ops.expert_group(x, routing, layout, Here(records), shape, None)
+    for _ in range(5):
+        flags = np.zeros(9, np.int32)
+        late = [(expert, np.full_like(record, 255)) for expert, record in records]
+        order = rng.permutation(9)
+
+        def deliver(late: Any = late, flags: Any = flags, order: Any = order) -> None:
+            for i in order:
+                threading.Event().wait(0.002)
+                late[i][1][:] = records[i][1]
+                flags[i] = 1
+
+        reader = threading.Thread(target=deliver)
+        reader.start()
+        found = ops.expert_group(x, routing, layout, Here(late, flags), shape, None)
+        reader.join()
+        assert np.array_equal(found, expected)
+
+
+def test_a_record_that_will_not_come_ends_the_call(lab: Any, rng: np.random.Generator) -> None:
+    shape = ExpertShape(40, 20, None)
+    layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
+    records, x, routing = bank(rng, layout, 5), normal(rng, 7, 40), random_routing(rng, 7, 2, 5)
+    wave = Here(records, np.int32([1, 1, -1, 0, 0]), InputError("record 2 is damaged"))
+    with pytest.raises(InputError, match="record 2"):
+        lab.cpu.expert_group(x, routing, layout, wave, shape, None)
+    with pytest.raises(InputError, match="record 2"):
+        lab.cpu.experts(x, routing, layout, wave, shape, np.zeros((7, 2, 40), np.float32))
+
+
+def test_flags_that_are_not_flags_are_refused(lab: Any, rng: np.random.Generator) -> None:
+    shape = ExpertShape(40, 20, None)
+    layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
+    records, x, routing = bank(rng, layout, 5), normal(rng, 7, 40), random_routing(rng, 7, 2, 5)
+    for flags in (np.ones(4, np.int32), np.ones(5, np.int64)):
+        with pytest.raises(ValueError, match="arrived"):
+            lab.cpu.expert_group(x, routing, layout, Here(records, flags), shape, None)

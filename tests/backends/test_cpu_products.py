@@ -92,7 +92,9 @@ def test_every_instruction_set_computes_the_definition(
     for rows, cols in ((16, 128), (37, 300), (1, 1), (50, 384)):
         blob = rng.integers(0, 256, fmt.nbytes(rows, cols), np.uint8)  # any bytes are codes, -128 of q8 included
         for at in range(0, len(blob), fmt.nbytes(16, 128)):
-            blob[at : at + 32] = (rng.standard_normal(16) * 10.0 ** rng.integers(-7, 2)).astype(np.float16).view(np.uint8)
+            blob[at : at + 32] = (
+                (rng.standard_normal(16) * 10.0 ** rng.integers(-7, 2)).astype(np.float16).view(np.uint8)
+            )
         x = normal(rng, tokens, cols)
         found = lab.cpu.linear(x, lab.cpu.weight(blob, quantised, rows, cols))
         assert np.array_equal(found, int8_products.linear(quantised, blob, x, rows, cols)), (rows, cols)

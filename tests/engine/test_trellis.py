@@ -47,7 +47,9 @@ def test_backends_agree(trellis_nano: Path, logits: np.ndarray) -> None:
         expected = engine.session().eval(TEXT, all_logits=True)
     # The reference multiplies with float32 inputs, `cpu` rounds them to 8 bits: a tenth of what the formats cost.
     assert np.linalg.norm(logits - expected) < 0.06 * np.linalg.norm(expected)
-    p, q = (x.astype(np.float64) - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True)) for x in (expected, logits))
+    p, q = (
+        x.astype(np.float64) - np.log(np.exp(x.astype(np.float64)).sum(-1, keepdims=True)) for x in (expected, logits)
+    )
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 0.01
 
 

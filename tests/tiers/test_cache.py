@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from waste.container.layout import RecordLayout
 from waste.errors import InputError
-from waste.tiers.cache import ExpertCache
+from waste.tiers.cache import Arrivals, ExpertCache
 
 
 @dataclass
@@ -35,8 +37,10 @@ def use(cache: ExpertCache, layer: int, experts: list[int]) -> None:
     """Acquire `experts` and check that every record is the right one while it is held."""
     seen = []
     for wave in cache.waves(layer, experts):
-        with wave as records:
-            for expert, record in records:
+        with wave as arrivals:
+            arrivals.wait()
+            assert arrivals.arrived is None or arrivals.arrived.all()
+            for expert, record in arrivals.records:
                 assert (record == (16 * layer + expert) % 251).all()
                 seen.append(expert)
     assert sorted(seen) == sorted(experts)
@@ -98,5 +102,58 @@ def test_records_held_are_not_evicted() -> None:
         for expert in range(6):
             with cache.pinned(1, [expert]):
                 pass
-        assert all((record == expert).all() for expert, record in held)
+        held.wait()
+        assert all((record == expert).all() for expert, record in held.records)
+    cache.close()
+
+
+@dataclass
+class SlowBank(FakeBank):
+    """Reads wait for their turn."""
+
+    turn: dict[int, threading.Event] = field(default_factory=lambda: {e: threading.Event() for e in range(16)})
+
+    def read(self, expert: int, buffer: np.ndarray) -> None:
+        assert self.turn[expert].wait(30)
+        super().read(expert, buffer)
+
+
+def until(arrivals: Arrivals, expected: list[int]) -> None:
+    """Flags are set by the readers' threads, so a moment after the read."""
+    for _ in range(3000):
+        if arrivals.arrived.tolist() == expected:
+            return
+        time.sleep(0.01)
+    raise AssertionError(arrivals.arrived.tolist())
+
+
+def test_a_wave_is_entered_before_its_reads_end_and_tells_each_arrival() -> None:
+    bank = SlowBank(0, broken={4})
+    cache = ExpertCache({0: bank}, 4)
+    bank.turn[1].set()
+    use(cache, 0, [1])
+    with cache.pinned(0, [1, 2, 3, 4]) as arrivals:
+        until(arrivals, [1, 0, 0, 0])
+        bank.turn[3].set()
+        until(arrivals, [1, 0, 1, 0])
+        bank.turn[4].set()
+        until(arrivals, [1, 0, 1, -1])
+        bank.turn[2].set()
+        with pytest.raises(InputError, match="expert 4"):
+            arrivals.wait()
+    assert (cache.stats.hits, cache.stats.misses) == (1, 3)
+    cache.close()
+
+
+def test_leaving_a_wave_early_waits_for_its_reads() -> None:
+    """Their slots could be given away otherwise, with a read still writing to them."""
+    bank = SlowBank(0)
+    cache = ExpertCache({0: bank}, 2)
+    timer = threading.Timer(0.1, lambda: [event.set() for event in bank.turn.values()])
+    with cache.pinned(0, [5, 6]):
+        timer.start()
+    assert sorted(bank.reads) == [5, 6]
+    assert cache.stats.misses == 2
+    use(cache, 0, [5, 6])
+    assert cache.stats.misses == 2
     cache.close()

@@ -142,6 +142,24 @@ class Routing:
     weights: Array  # (T, K) float32, normalised and scaled
 
 
+class Wave(Protocol):
+    """Expert records on their way into memory: valid, verified and pinned once they have arrived."""
+
+    @property
+    def records(self) -> Sequence[tuple[int, Bytes]]:
+        """(expert, its record), whether it has arrived or not."""
+        ...
+
+    @property
+    def arrived(self) -> npt.NDArray[np.int32] | None:
+        """For each record 0 while it is read, 1 once it is there, -1 when that failed. None: all are there."""
+        ...
+
+    def wait(self) -> None:
+        """Until all are there. Raises what a read raised."""
+        ...
+
+
 class Ops(Protocol):
     """The operations of a backend. Shapes in the comments; every array float32 unless said."""
 
@@ -227,18 +245,27 @@ class Ops(Protocol):
     def route(self, x: Array, gate: Weight, bias: Vector, shape: RouterShape) -> Routing: ...
 
     def experts(
-        self,
-        x: Array,
-        routing: Routing,
-        layout: RecordLayout,
-        records: Sequence[tuple[int, Bytes]],
-        shape: ExpertShape,
-        out: Array,
+        self, x: Array, routing: Routing, layout: RecordLayout, wave: Wave, shape: ExpertShape, out: Array
     ) -> None:
-        """For each (expert id, record) given, write that expert's output for every token that chose it:
-        out (T, K, D), row (t, k) where routing.ids[t, k] is the expert. Unweighted."""
+        """For each record of the wave, write that expert's output for every token that chose it: out (T, K, D),
+        row (t, k) where routing.ids[t, k] is the expert. Unweighted. Raises what a read of the wave raised."""
         ...
 
     def combine(self, out: Array, routing: Routing, shared: Array | None) -> Array:
         """sum over k in routing order of weights[t, k] * out[t, k], then + shared. -> (T, D)."""
+        ...
+
+    def expert_group(
+        self,
+        x: Array,
+        routing: Routing,
+        layout: RecordLayout,
+        wave: Wave,
+        shape: ExpertShape,
+        shared: MlpWeights | None,
+    ) -> Array:
+        """All of it at once, where one wave holds every expert chosen: `experts`, the shared one, `combine`. -> (T, D).
+
+        The same bits as the three; may begin before the last record has arrived.
+        """
         ...

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from waste.backends.base import (
     MlpWeights,
     Routing,
     Selection,
+    Wave,
 )
 from waste.backends.shapes import ExpertShape, HcShape, IndexerShape, KdaShape, MlaShape, Rotary, RouterShape
 from waste.container.layout import RecordLayout
@@ -359,27 +359,59 @@ class CpuOps:
         )
         return Routing(ids, weights)
 
-    def experts(
-        self,
-        x: F32,
-        routing: Routing,
-        layout: RecordLayout,
-        records: Sequence[tuple[int, Bytes]],
-        shape: ExpertShape,
-        out: F32,
-    ) -> None:
+    def experts(self, x: F32, routing: Routing, layout: RecordLayout, wave: Wave, shape: ExpertShape, out: F32) -> None:
         t, k = routing.ids.shape
-        _cpu.experts(
+        whole = _cpu.experts(
             self._pool,
             f32(x, "x", "T D", t, shape.hidden),
             i32(routing.ids, "ids", "T K", t, k),
             self._native_layout(layout, shape),
-            [(expert, _record(record, layout)) for expert, record in records],
+            [(expert, _record(record, layout)) for expert, record in wave.records],
+            _arrived(wave),
             _limit(shape.limit),
             f32_out(out, "out", "T K D", t, k, shape.hidden),
             t,
             k,
         )
+        if not whole:
+            wave.wait()  # raises what went wrong
+
+    def expert_group(
+        self,
+        x: F32,
+        routing: Routing,
+        layout: RecordLayout,
+        wave: Wave,
+        shape: ExpertShape,
+        shared: MlpWeights | None,
+    ) -> F32:
+        t, k = routing.ids.shape
+        d = shape.hidden
+        out, out_at = fresh(t, d)
+        gate = up = down = None
+        if shared is not None:
+            inner = shared.gate.rows
+            gate, up = matrix(shared.gate, "gate", "F D", inner, d), matrix(shared.up, "up", "F D", inner, d)
+            down = matrix(shared.down, "down", "D F", d, inner)
+        whole = _cpu.expert_group(
+            self._pool,
+            f32(x, "x", "T D", t, d),
+            i32(routing.ids, "ids", "T K", t, k),
+            f32(routing.weights, "weights", "T K", t, k),
+            self._native_layout(layout, shape),
+            [(expert, _record(record, layout)) for expert, record in wave.records],
+            _arrived(wave),
+            gate,
+            up,
+            down,
+            _limit(shape.limit),
+            out_at,
+            t,
+            k,
+        )
+        if not whole:
+            wave.wait()
+        return out
 
     def combine(self, out: F32, routing: Routing, shared: F32 | None) -> F32:
         t, k, d = out.shape
@@ -449,6 +481,11 @@ def _record(record: Bytes, layout: RecordLayout) -> int:
     if len(record) < layout.down.offset + layout.down.nbytes:
         raise ValueError(f"record: expected {layout.stride} bytes, found {len(record)}")
     return u8(record, "record", "bytes", len(record))
+
+
+def _arrived(wave: Wave) -> int:
+    flags = wave.arrived
+    return 0 if flags is None else i32(flags, "arrived", "records", len(wave.records))
 
 
 def _few_enough(streams: int) -> None:

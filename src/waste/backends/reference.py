@@ -7,8 +7,6 @@ choice of order, this follows transformers 5.24.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -29,6 +27,7 @@ from waste.backends.base import (
     MlpWeights,
     Routing,
     Selection,
+    Wave,
 )
 from waste.backends.shapes import ExpertShape, HcShape, IndexerShape, KdaShape, MlaShape, Rotary, RouterShape
 from waste.container.layout import RecordLayout, Section
@@ -222,19 +221,27 @@ class ReferenceOps:
         return Routing(ids.numpy().astype(np.int32), weights * shape.scaling)
 
     def experts(
-        self,
-        x: Tensor,
-        routing: Routing,
-        layout: RecordLayout,
-        records: Sequence[tuple[int, Bytes]],
-        shape: ExpertShape,
-        out: Tensor,
+        self, x: Tensor, routing: Routing, layout: RecordLayout, wave: Wave, shape: ExpertShape, out: Tensor
     ) -> None:
-        for expert, record in records:
+        wave.wait()
+        for expert, record in wave.records:
             tokens, ranks = np.nonzero(routing.ids == expert)
             w = MlpWeights(*(self._section(record, s) for s in (layout.gate, layout.up, layout.down)))
             rows = torch.from_numpy(tokens)
             out[rows, torch.from_numpy(ranks)] = self.mlp(x[rows], w, shape.limit)
+
+    def expert_group(
+        self,
+        x: Tensor,
+        routing: Routing,
+        layout: RecordLayout,
+        wave: Wave,
+        shape: ExpertShape,
+        shared: MlpWeights | None,
+    ) -> Tensor:
+        out = self.zeros(len(x), routing.ids.shape[1], shape.hidden)
+        self.experts(x, routing, layout, wave, shape, out)
+        return self.combine(out, routing, None if shared is None else self.mlp(x, shared, shape.limit))
 
     def _section(self, record: Bytes, section: Section) -> Tensor:
         blob = record[section.offset : section.offset + section.nbytes]

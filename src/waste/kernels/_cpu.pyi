@@ -102,5 +102,10 @@ def mlp(pool: Pool, x: int, gate: Weight, up: Weight, down: Weight, limit: float
 
 def route(pool: Pool, x: int, gate: Weight, bias: int, top_k: int, groups: int, topk_groups: int, scaling: float, normalize: bool, tokens: int, ids: int, weights: int) -> None: ...
 
-def experts(pool: Pool, x: int, ids: int, layout: RecordLayout, records: Sequence[tuple[int, int]], limit: float, out: int, tokens: int, top_k: int) -> None:
-    """records: (expert id, address of its record)."""
+def experts(pool: Pool, x: int, ids: int, layout: RecordLayout, records: Sequence[tuple[int, int]], arrived: int, limit: float, out: int, tokens: int, top_k: int) -> bool:
+    """
+    records: (expert id, address of its record). `arrived` 0: all are there. False: one will not come.
+    """
+
+def expert_group(pool: Pool, x: int, ids: int, weights: int, layout: RecordLayout, records: Sequence[tuple[int, int]], arrived: int, gate: Weight | None, up: Weight | None, down: Weight | None, limit: float, out: int, tokens: int, top_k: int) -> bool:
+    """As `experts`, then the weighted sum and the shared expert's part."""

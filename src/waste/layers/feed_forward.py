@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from waste.backends.base import Array, Bytes, MlpWeights, Ops, Vector, Weight
+from waste.backends.base import Array, MlpWeights, Ops, Vector, Wave, Weight
 from waste.backends.shapes import ExpertShape, RouterShape
 from waste.container.layout import RecordLayout
 from waste.layers.attention import Chunk
@@ -20,12 +20,10 @@ class ExpertStore(Protocol):
 
     def layout(self, layer: int) -> RecordLayout: ...
 
-    def waves(
-        self, layer: int, experts: Sequence[int]
-    ) -> Iterator[AbstractContextManager[Sequence[tuple[int, Bytes]]]]:
+    def waves(self, layer: int, experts: Sequence[int]) -> Sequence[AbstractContextManager[Wave]]:
         """The records of `experts`, each exactly once, in as many waves as there is room for.
 
-        Records of a wave are valid, verified and pinned inside its `with` block.
+        Reading begins when a wave is entered. Its records stay pinned inside its `with` block.
         """
         ...
 
@@ -61,9 +59,13 @@ class Moe:
         routing = ops.route(x, self.gate, self.bias, self.router)
         chunk.trace.routing(self.layer, chunk.start, routing)
         layout = experts.layout(self.layer)
+        waves = experts.waves(self.layer, np.unique(routing.ids).tolist())
+        if len(waves) == 1:
+            with waves[0] as wave:
+                return ops.expert_group(x, routing, layout, wave, self.shape, self.shared)
         out = ops.zeros(chunk.tokens, self.router.top_k, self.shape.hidden)
-        for wave in experts.waves(self.layer, [int(e) for e in np.unique(routing.ids)]):
-            with wave as records:
-                ops.experts(x, routing, layout, records, self.shape, out)
+        for part in waves:
+            with part as wave:
+                ops.experts(x, routing, layout, wave, self.shape, out)
         shared = None if self.shared is None else ops.mlp(x, self.shared, self.shape.limit)
         return ops.combine(out, routing, shared)

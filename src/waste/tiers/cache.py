@@ -7,9 +7,12 @@ there; nothing is copied or repacked. The cache serves one forward pass at a tim
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from waste.backends.base import Bytes
 from waste.container.layout import RecordLayout
@@ -29,6 +32,50 @@ class CacheStats:
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
+
+
+@dataclass
+class Read:
+    """A record being read into its slot."""
+
+    slot: int
+    buffer: Bytes
+    future: Future[None] | None = None
+
+
+class Arrivals:
+    """A wave of records, some of them perhaps still being read. Implements `waste.backends.base.Wave`."""
+
+    def __init__(self, records: Sequence[tuple[int, Bytes]], reads: Sequence[Read | None] = ()) -> None:
+        """reads: for each record its read, None for one that is there; empty: all are there."""
+        self.records = records
+        self.arrived: npt.NDArray[np.int32] | None = None
+        self._futures: list[Future[None]] = []
+        if reads:
+            self.arrived = flags = np.ones(len(records), np.int32)
+            for i, read in enumerate(reads):
+                if read is not None and read.future is not None:
+                    flags[i] = 0
+                    self._futures.append(read.future)
+                    read.future.add_done_callback(_Flag(flags, i))
+
+    def wait(self) -> None:
+        """Until all are there. Raises what a read raised."""
+        wait(self._futures)
+        for future in self._futures:
+            if future.cancelled():
+                raise _closed()
+            future.result()
+
+
+class _Flag:
+    """Sets one flag when a read ends: from the reader's thread, or at once if that was before."""
+
+    def __init__(self, flags: npt.NDArray[np.int32], index: int) -> None:
+        self._flags, self._index = flags, index
+
+    def __call__(self, read: Future[None]) -> None:
+        self._flags[self._index] = 1 if not read.cancelled() and read.exception() is None else -1
 
 
 class ExpertCache:
@@ -51,20 +98,19 @@ class ExpertCache:
     def layout(self, layer: int) -> RecordLayout:
         return self._banks[layer].layout
 
-    def waves(
-        self, layer: int, experts: Sequence[int]
-    ) -> Iterator[AbstractContextManager[Sequence[tuple[int, Bytes]]]]:
+    def waves(self, layer: int, experts: Sequence[int]) -> list[AbstractContextManager[Arrivals]]:
         """Residents first, so that nothing wanted is evicted for something else wanted."""
         if self._closed:
-            raise WasteError("this engine is closed", hint="open it again, or keep it open as long as its sessions")
+            raise _closed()
         resident = [e for e in experts if (layer, e) in self._slot_of]
         waiting = resident + [e for e in experts if (layer, e) not in self._slot_of]
-        for begin in range(0, len(waiting), self._slots):
-            yield self.pinned(layer, waiting[begin : begin + self._slots])
+        return [
+            self.pinned(layer, waiting[begin : begin + self._slots]) for begin in range(0, len(waiting), self._slots)
+        ]
 
     @contextmanager
-    def pinned(self, layer: int, experts: Sequence[int]) -> Iterator[Sequence[tuple[int, Bytes]]]:
-        """The records of at most `slots` experts, resident and safe from eviction inside the block."""
+    def pinned(self, layer: int, experts: Sequence[int]) -> Iterator[Arrivals]:
+        """The records of at most `slots` experts, safe from eviction inside the block; reads begin at once."""
         keys = [(layer, e) for e in experts]
         self._pinned.update(keys)
         try:
@@ -75,8 +121,17 @@ class ExpertCache:
                     self._policy.used(key)
                 else:
                     missing.append(key)
-            self._read(missing)
-            yield [(expert, self._record(key)) for expert, key in zip(experts, keys, strict=True)]
+            if not missing:
+                yield Arrivals([(expert, self._record(key)) for expert, key in zip(experts, keys, strict=True)])
+                return
+            reads = self._begin(missing)
+            try:
+                yield Arrivals(
+                    [(key[1], reads[key].buffer if key in reads else self._record(key)) for key in keys],
+                    [reads.get(key) for key in keys],
+                )
+            finally:
+                self._finish(reads)
         finally:
             self._pinned.difference_update(keys)
 
@@ -88,32 +143,29 @@ class ExpertCache:
         begin = self._slot_of[key] * self._slot_bytes
         return self._arena[begin : begin + self._banks[key[0]].layout.stride]
 
-    def _read(self, keys: Sequence[Key]) -> None:
-        """Fetch `keys` into slots. When a read fails, slots of reads that failed go back, others stay."""
-        if not keys:
-            return
-        jobs = []
+    def _begin(self, keys: Sequence[Key]) -> dict[Key, Read]:
+        """Start reading `keys` into slots."""
+        reads = {}
         for key in keys:
             slot = self._take_slot()
             begin = slot * self._slot_bytes
             bank = self._banks[key[0]]
-            jobs.append((key, slot, bank, self._arena[begin : begin + bank.layout.stride]))
-        if len(jobs) == 1:
-            key, slot, bank, buffer = jobs[0]
-            outcomes = [_attempt(bank, key[1], buffer)]
-        else:
-            outcomes = list(self._readers.map(lambda job: _attempt(job[2], job[0][1], job[3]), jobs))
-        for (key, slot, bank, _), failure in zip(jobs, outcomes, strict=True):
-            if failure is None:
-                self._slot_of[key] = slot
+            reads[key] = Read(slot, self._arena[begin : begin + bank.layout.stride])
+        for key, read in reads.items():
+            read.future = self._readers.submit(self._banks[key[0]].read, key[1], read.buffer)
+        return reads
+
+    def _finish(self, reads: Mapping[Key, Read]) -> None:
+        """Book what was read. Slots of reads that failed go back, others stay."""
+        for key, read in reads.items():
+            assert read.future is not None
+            if not read.future.cancelled() and read.future.exception() is None:
+                self._slot_of[key] = read.slot
                 self._policy.used(key)
                 self.stats.misses += 1
-                self.stats.bytes_read += bank.layout.stride
+                self.stats.bytes_read += len(read.buffer)
             else:
-                self._free.append(slot)
-        for failure in outcomes:
-            if failure is not None:
-                raise failure
+                self._free.append(read.slot)
 
     def _take_slot(self) -> int:
         if self._free:
@@ -122,10 +174,5 @@ class ExpertCache:
         return self._slot_of.pop(victim)
 
 
-def _attempt(bank: Bank, expert: int, buffer: Bytes) -> Exception | None:
-    """Read one record; the failure, if any, is returned so that the others can be booked first."""
-    try:
-        bank.read(expert, buffer)
-    except Exception as failure:
-        return failure
-    return None
+def _closed() -> WasteError:
+    return WasteError("this engine is closed", hint="open it again, or keep it open as long as its sessions")

@@ -67,25 +67,4 @@ void hc_mean(Pool &pool, const float *x, float *out, std::size_t tokens, std::si
   });
 }
 
-void combine(Pool &pool, const float *parts, const float *weights, const float *shared, float *out,
-             std::size_t tokens, std::size_t top_k, std::size_t dim) {
-  Stage stage(pool);
-  stage.parallel(tokens, tokens * top_k * dim, [&](std::size_t t, std::size_t) {
-    float *total = out + t * dim;
-    std::fill(total, total + dim, 0.0f);
-    for (std::size_t k = 0; k < top_k; ++k) {
-      const float weight = weights[t * top_k + k];
-      const float *part = parts + (t * top_k + k) * dim;
-      for (std::size_t i = 0; i < dim; ++i) {
-        total[i] += weight * part[i];
-      }
-    }
-    if (shared != nullptr) {
-      for (std::size_t i = 0; i < dim; ++i) {
-        total[i] += shared[t * dim + i];
-      }
-    }
-  });
-}
-
 } // namespace waste

@@ -24,8 +24,4 @@ void hc_expand(Pool &pool, const float *x, float *out, std::size_t tokens, std::
 // out (T, D): mean of x (T, S, D) over S.
 void hc_mean(Pool &pool, const float *x, float *out, std::size_t tokens, std::size_t streams, std::size_t dim);
 
-// out (T, D) = sum over k, in order, of weights (T, K) * parts (T, K, D), then + shared (T, D) unless null.
-void combine(Pool &pool, const float *parts, const float *weights, const float *shared, float *out,
-             std::size_t tokens, std::size_t top_k, std::size_t dim);
-
 } // namespace waste

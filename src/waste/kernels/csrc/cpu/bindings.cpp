@@ -155,7 +155,9 @@ void bind_basic(nb::module_ &m) {
       "combine",
       [](waste::Pool &pool, Address parts, Address weights, Address shared, Address out, std::size_t tokens,
          std::size_t top_k,
-         std::size_t dim) { waste::combine(pool, at(parts), at(weights), at(shared), at(out), tokens, top_k, dim); },
+         std::size_t dim) {
+        waste::combine(pool, at(parts), {nullptr, at(weights), tokens, top_k}, at(shared), at(out), dim);
+      },
       "pool"_a, "parts"_a, "weights"_a, "shared"_a, "out"_a, "tokens"_a, "top_k"_a, "dim"_a, released,
       "`shared` 0: no shared expert.");
 }
@@ -256,6 +258,17 @@ void bind_attention(nb::module_ &m) {
       "`positions` 0: advance only, every query sees its whole past.");
 }
 
+using Records = std::vector<std::pair<std::int32_t, Address>>;
+
+std::vector<waste::Expert> experts_of(const RecordLayout &layout, const Records &records) {
+  std::vector<waste::Expert> given;
+  given.reserve(records.size());
+  for (const auto &[id, address] : records) {
+    given.push_back({id, layout.at(address)});
+  }
+  return given;
+}
+
 void bind_feed_forward(nb::module_ &m) {
   m.def(
       "mlp",
@@ -274,19 +287,29 @@ void bind_feed_forward(nb::module_ &m) {
       "tokens"_a, "ids"_a, "weights"_a, released);
   m.def(
       "experts",
-      [](waste::Pool &pool, Address x, Address ids, const RecordLayout &layout,
-         const std::vector<std::pair<std::int32_t, Address>> &records, float limit, Address out, std::size_t tokens,
-         std::size_t top_k) {
-        std::vector<waste::Expert> given;
-        given.reserve(records.size());
-        for (const auto &[id, address] : records) {
-          given.push_back({id, layout.at(address)});
-        }
-        waste::experts(pool, at(x), at<const std::int32_t>(ids), given.data(), given.size(), limit, at(out), tokens,
-                       top_k);
+      [](waste::Pool &pool, Address x, Address ids, const RecordLayout &layout, const Records &records,
+         Address arrived, float limit, Address out, std::size_t tokens, std::size_t top_k) {
+        const std::vector<waste::Expert> given = experts_of(layout, records);
+        return waste::experts(pool, at(x), {at<const std::int32_t>(ids), nullptr, tokens, top_k},
+                              {given.data(), given.size(), at<const std::int32_t>(arrived)}, limit, at(out));
       },
-      "pool"_a, "x"_a, "ids"_a, "layout"_a, "records"_a, "limit"_a, "out"_a, "tokens"_a, "top_k"_a, released,
-      "records: (expert id, address of its record).");
+      "pool"_a, "x"_a, "ids"_a, "layout"_a, "records"_a, "arrived"_a, "limit"_a, "out"_a, "tokens"_a, "top_k"_a,
+      released, "records: (expert id, address of its record). `arrived` 0: all are there. False: one will not come.");
+  m.def(
+      "expert_group",
+      [](waste::Pool &pool, Address x, Address ids, Address weights, const RecordLayout &layout,
+         const Records &records, Address arrived, const waste::Weight *gate, const waste::Weight *up,
+         const waste::Weight *down, float limit, Address out, std::size_t tokens, std::size_t top_k) {
+        const std::vector<waste::Expert> given = experts_of(layout, records);
+        const bool shared = gate != nullptr && up != nullptr && down != nullptr;
+        const waste::Mlp common = shared ? waste::Mlp{*gate, *up, *down} : waste::Mlp{};
+        return waste::expert_group(pool, at(x), {at<const std::int32_t>(ids), at(weights), tokens, top_k},
+                                   {given.data(), given.size(), at<const std::int32_t>(arrived)},
+                                   shared ? &common : nullptr, limit, at(out));
+      },
+      "pool"_a, "x"_a, "ids"_a, "weights"_a, "layout"_a, "records"_a, "arrived"_a, "gate"_a.none(), "up"_a.none(),
+      "down"_a.none(), "limit"_a, "out"_a, "tokens"_a, "top_k"_a, released,
+      "As `experts`, then the weighted sum and the shared expert's part.");
 }
 
 void bind_formats(nb::module_ &m) {

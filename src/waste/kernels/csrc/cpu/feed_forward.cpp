@@ -6,10 +6,21 @@
 #include "vector.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
 
 namespace waste {
 
 namespace {
+
+// Vectors of a dense MLP that run together: bounds scratch memory by the run, not by the prompt (12 MB at an inner
+// width of 12288), and decodes every weight once for as many as one product takes.
+constexpr std::size_t RUN = 128;
+
+// Experts run together until they have this many vectors between them: enough to keep all threads busy, and a bound
+// on scratch memory (8.4 MB at an inner width of 2048) unless a single expert has more.
+constexpr std::size_t TOGETHER = 512;
 
 // One feed-forward over vectors that may lie anywhere.
 struct Task {
@@ -17,80 +28,237 @@ struct Task {
   const float **x;
   float **out;
   std::size_t tokens;
+
+  std::size_t inner() const { return w->gate.rows; }
 };
 
-// scratch: two inner widths for each vector of the tasks.
+std::size_t scratch_size(const Task *tasks, std::size_t count) {
+  std::size_t numbers = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    numbers += 2 * tasks[i].tokens * tasks[i].inner();
+  }
+  return numbers;
+}
+
+// scratch: scratch_size(tasks, count) floats.
 void run(Stage &stage, const Task *tasks, std::size_t count, float limit, float *scratch) {
   Product *products = stage.array<Product>(2 * count);
-  std::size_t vectors = 0;
+  struct Row {
+    float *gate, *up;
+    std::size_t size;
+  };
+  std::size_t vectors = 0, widest = 0;
   for (std::size_t i = 0; i < count; ++i) {
     vectors += tasks[i].tokens;
+    widest = std::max(widest, tasks[i].inner());
   }
-  const std::size_t inner = tasks[0].w->gate.rows;
-  float **gates = rows_of(stage, scratch, inner, vectors);
-  float **ups = rows_of(stage, scratch + vectors * inner, inner, vectors);
-  for (std::size_t i = 0, at = 0; i < count; at += tasks[i++].tokens) {
-    products[2 * i] = product(tasks[i].w->gate, tasks[i].x, gates + at, tasks[i].tokens);
-    products[2 * i + 1] = product(tasks[i].w->up, tasks[i].x, ups + at, tasks[i].tokens);
+  Row *rows = stage.array<Row>(vectors);
+  float ***gates = stage.array<float **>(count);
+  for (std::size_t i = 0, at = 0; i < count; ++i) {
+    const Task &task = tasks[i];
+    const std::size_t numbers = task.tokens * task.inner();
+    gates[i] = rows_of(stage, scratch, task.inner(), task.tokens);
+    float **ups = rows_of(stage, scratch + numbers, task.inner(), task.tokens);
+    scratch += 2 * numbers;
+    products[2 * i] = product(task.w->gate, task.x, gates[i], task.tokens);
+    products[2 * i + 1] = product(task.w->up, task.x, ups, task.tokens);
+    for (std::size_t t = 0; t < task.tokens; ++t) {
+      rows[at++] = {gates[i][t], ups[t], task.inner()};
+    }
   }
   multiply(stage, {products, 2 * count});
   constexpr std::size_t span = 512; // activations per item
-  const std::size_t spans = ceil_div(inner, span);
-  stage.parallel(vectors * spans, vectors * inner * 8, [&](std::size_t item, std::size_t) {
-    const std::size_t i = item / spans, begin = item % spans * span, size = std::min(span, inner - begin);
-    swiglu(gates[i] + begin, ups[i] + begin, size, limit);
+  const std::size_t spans = ceil_div(widest, span);
+  stage.parallel(vectors * spans, vectors * widest * 8, [&](std::size_t item, std::size_t) {
+    const Row &row = rows[item / spans];
+    const std::size_t begin = item % spans * span;
+    if (begin < row.size) {
+      swiglu(row.gate + begin, row.up + begin, std::min(span, row.size - begin), limit);
+    }
   });
-  for (std::size_t i = 0, at = 0; i < count; at += tasks[i++].tokens) {
-    products[i] = product(tasks[i].w->down, gates + at, tasks[i].out, tasks[i].tokens);
+  for (std::size_t i = 0; i < count; ++i) {
+    products[i] = product(tasks[i].w->down, gates[i], tasks[i].out, tasks[i].tokens);
   }
   multiply(stage, {products, count});
 }
 
-} // namespace
+// The tokens of each expert, from one pass over the choices. Experts that nobody chose have none.
+Task *tasks_of(Stage &stage, const float *x, const Choices &choices, const Experts &experts, float *out) {
+  const std::size_t rows = choices.tokens * choices.top_k, dim = experts.given[0].w.down.rows;
+  std::int32_t most = 0;
+  for (std::size_t i = 0; i < experts.count; ++i) {
+    most = std::max(most, experts.given[i].id);
+  }
+  std::int32_t *index = stage.array<std::int32_t>(static_cast<std::size_t>(most) + 1);
+  std::fill(index, index + most + 1, -1);
+  Task *tasks = stage.array<Task>(experts.count);
+  for (std::size_t i = 0; i < experts.count; ++i) {
+    index[experts.given[i].id] = static_cast<std::int32_t>(i);
+    tasks[i] = {&experts.given[i].w, nullptr, nullptr, 0};
+  }
+  const auto task_of = [&](std::size_t row) -> Task * {
+    const std::int32_t id = choices.ids[row];
+    return id < 0 || id > most || index[id] < 0 ? nullptr : tasks + index[id];
+  };
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (Task *task = task_of(row)) {
+      ++task->tokens;
+    }
+  }
+  const float **xs = stage.array<const float *>(rows);
+  float **outs = stage.array<float *>(rows);
+  for (std::size_t i = 0, at = 0; i < experts.count; at += tasks[i++].tokens) {
+    tasks[i].x = xs + at;
+    tasks[i].out = outs + at;
+  }
+  std::size_t *filled = stage.array<std::size_t>(experts.count);
+  std::fill(filled, filled + experts.count, 0);
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (Task *task = task_of(row)) {
+      const std::size_t at = filled[task - tasks]++;
+      task->x[at] = x + row / choices.top_k * dim;
+      task->out[at] = out + row * dim;
+    }
+  }
+  return tasks;
+}
 
-void mlp(Pool &pool, const float *x, const Mlp &w, float limit, float *out, std::size_t tokens) {
-  Stage stage(pool);
-  // Scratch memory is bounded by the run, not by the prompt: 6 MB at an inner width of 12288.
-  float *scratch = stage.floats(2 * w.gate.rows * std::min(tokens, TOKENS));
-  for (std::size_t t = 0; t < tokens; t += TOKENS) {
-    const std::size_t n = std::min(TOKENS, tokens - t);
+// Takes turns between looking and letting others run: a read takes milliseconds, its end should cost microseconds.
+class Patience {
+public:
+  void wait() {
+    if (++looks_ < 1000) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+private:
+  int looks_ = 0;
+};
+
+// Runs every expert once, those that are there first. `first` is a task that waits for nobody, or null.
+bool run_experts(Stage &stage, const float *x, const Choices &choices, const Experts &experts, const Task *first,
+                 float limit, float *out) {
+  Task *tasks = experts.count > 0 ? tasks_of(stage, x, choices, experts, out) : nullptr;
+  Task *ready = stage.array<Task>(experts.count + 1);
+  bool *done = stage.array<bool>(experts.count);
+  std::fill(done, done + experts.count, false);
+  std::size_t largest = TOGETHER, inner = 0;
+  for (std::size_t i = 0; i < experts.count; ++i) {
+    largest = std::max(largest, tasks[i].tokens);
+    inner = std::max(inner, tasks[i].inner());
+  }
+  const std::size_t vectors = std::min(choices.tokens * choices.top_k, TOGETHER + largest);
+  float *scratch = stage.floats(2 * vectors * inner + (first != nullptr ? scratch_size(first, 1) : 0));
+  std::size_t left = experts.count;
+  Patience patience;
+  while (left > 0 || first != nullptr) {
+    std::size_t count = 0, together = 0;
+    if (first != nullptr) {
+      ready[count++] = *first;
+      first = nullptr;
+    }
+    for (std::size_t i = 0; i < experts.count && together < TOGETHER; ++i) {
+      if (done[i]) {
+        continue;
+      }
+      if (experts.arrived != nullptr) {
+        const std::int32_t state =
+            std::atomic_ref(const_cast<std::int32_t &>(experts.arrived[i])).load(std::memory_order_acquire);
+        if (state < 0) {
+          return false;
+        }
+        if (state == 0) {
+          continue;
+        }
+      }
+      done[i] = true;
+      --left;
+      if (tasks[i].tokens > 0) {
+        ready[count++] = tasks[i];
+        together += tasks[i].tokens;
+      }
+    }
+    if (count > 0) {
+      run(stage, ready, count, limit, scratch);
+    } else if (left > 0) {
+      patience.wait();
+    }
+  }
+  return true;
+}
+
+void weighted_sum(Stage &stage, const float *parts, const Choices &choices, const float *shared, float *out,
+                  std::size_t dim) {
+  constexpr std::size_t span = 1024; // columns per item
+  const std::size_t spans = ceil_div(dim, span), k = choices.top_k;
+  stage.parallel(choices.tokens * spans, choices.tokens * k * dim, [&](std::size_t item, std::size_t) {
+    const std::size_t t = item / spans, begin = item % spans * span, size = std::min(span, dim - begin);
+    float *total = out + t * dim + begin;
+    std::fill(total, total + size, 0.0f);
+    for (std::size_t i = 0; i < k; ++i) {
+      const float weight = choices.weights[t * k + i];
+      const float *part = parts + (t * k + i) * dim + begin;
+      for (std::size_t j = 0; j < size; ++j) {
+        total[j] += weight * part[j];
+      }
+    }
+    if (shared != nullptr) {
+      for (std::size_t j = 0; j < size; ++j) {
+        total[j] += shared[t * dim + begin + j];
+      }
+    }
+  });
+}
+
+void run_mlp(Stage &stage, const float *x, const Mlp &w, float limit, float *out, std::size_t tokens) {
+  float *scratch = stage.floats(2 * w.gate.rows * std::min(tokens, RUN));
+  for (std::size_t t = 0; t < tokens; t += RUN) {
+    const std::size_t n = std::min(RUN, tokens - t);
     const Task task{&w, rows_of(stage, x + t * w.gate.cols, w.gate.cols, n),
                     rows_of(stage, out + t * w.down.rows, w.down.rows, n), n};
     run(stage, &task, 1, limit, scratch);
   }
 }
 
-void experts(Pool &pool, const float *x, const std::int32_t *ids, const Expert *given, std::size_t count,
-             float limit, float *out, std::size_t tokens, std::size_t top_k) {
-  // Experts run together until they have this many vectors between them: enough to keep all threads busy, and a
-  // bound on scratch memory (8.4 MB at an inner width of 2048) unless a single expert has more.
-  constexpr std::size_t together = 512;
-  if (count == 0) {
-    return;
-  }
+} // namespace
+
+void mlp(Pool &pool, const float *x, const Mlp &w, float limit, float *out, std::size_t tokens) {
   Stage stage(pool);
-  const std::size_t inner = given[0].w.gate.rows, dim = given[0].w.down.rows;
-  Task *tasks = stage.array<Task>(count);
-  float *scratch = stage.floats(2 * inner * std::min(tokens * top_k, together + tokens));
-  std::size_t waiting = 0, vectors = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t n = static_cast<std::size_t>(std::count(ids, ids + tokens * top_k, given[i].id));
-    Task task{&given[i].w, stage.array<const float *>(n), stage.array<float *>(n), 0};
-    for (std::size_t row = 0; row < tokens * top_k; ++row) {
-      if (ids[row] == given[i].id) {
-        task.x[task.tokens] = x + row / top_k * dim;
-        task.out[task.tokens++] = out + row * dim;
-      }
-    }
-    if (n > 0) {
-      tasks[waiting++] = task;
-      vectors += n;
-    }
-    if (vectors >= together || (i + 1 == count && waiting > 0)) {
-      run(stage, tasks, waiting, limit, scratch);
-      waiting = vectors = 0;
+  run_mlp(stage, x, w, limit, out, tokens);
+}
+
+bool experts(Pool &pool, const float *x, const Choices &choices, const Experts &given, float limit, float *out) {
+  Stage stage(pool);
+  return run_experts(stage, x, choices, given, nullptr, limit, out);
+}
+
+bool expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &given, const Mlp *shared,
+                  float limit, float *out) {
+  Stage stage(pool);
+  const std::size_t t = choices.tokens, dim = given.given[0].w.down.rows;
+  float *parts = stage.floats(t * choices.top_k * dim), *common = nullptr;
+  Task first{};
+  if (shared != nullptr) {
+    common = stage.floats(t * dim);
+    first = {shared, rows_of(stage, x, dim, t), rows_of(stage, common, dim, t), t};
+    if (t > RUN) { // many tokens: in runs, and not beside the experts
+      run_mlp(stage, x, *shared, limit, common, t);
     }
   }
+  if (!run_experts(stage, x, choices, given, shared != nullptr && t <= RUN ? &first : nullptr, limit, parts)) {
+    return false;
+  }
+  weighted_sum(stage, parts, choices, common, out, dim);
+  return true;
+}
+
+void combine(Pool &pool, const float *parts, const Choices &choices, const float *shared, float *out,
+             std::size_t dim) {
+  Stage stage(pool);
+  weighted_sum(stage, parts, choices, shared, out, dim);
 }
 
 } // namespace waste

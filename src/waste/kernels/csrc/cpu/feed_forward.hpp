@@ -21,9 +21,32 @@ struct Expert {
   Mlp w;
 };
 
-// For each expert given, its output for every token that chose it: out (T, K, D), row (t, k) where
-// ids (T, K)[t, k] is the expert. Other rows stay as they are.
-void experts(Pool &pool, const float *x, const std::int32_t *ids, const Expert *given, std::size_t count,
-             float limit, float *out, std::size_t tokens, std::size_t top_k);
+// Experts whose records may still be on their way.
+struct Experts {
+  const Expert *given;
+  std::size_t count;
+  const std::int32_t *arrived; // (count): 0 while a record is read, 1 when it is there, below 0 when it will not come.
+                               // Others write to it meanwhile. Null: all are there.
+};
+
+// Which experts each token chose, and for what share.
+struct Choices {
+  const std::int32_t *ids; // (T, K)
+  const float *weights;    // (T, K)
+  std::size_t tokens, top_k;
+};
+
+// For each expert given, its output for every token that chose it: out (T, K, D), row (t, k) where ids[t, k] is the
+// expert. Other rows stay as they are. Begins with those that are there and takes the others as they arrive.
+// False when one will not come; `out` is then of no use.
+bool experts(Pool &pool, const float *x, const Choices &choices, const Experts &experts, float limit, float *out);
+
+// out (T, D) = sum over k, in order, of weights[t, k] * (expert ids[t, k] of x), + shared x where there is one.
+// All experts that were chosen must be given. Returns as `experts`.
+bool expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &experts, const Mlp *shared,
+                  float limit, float *out);
+
+// The last step of expert_group alone: parts (T, K, D) from `experts`, shared (T, D) or null.
+void combine(Pool &pool, const float *parts, const Choices &choices, const float *shared, float *out, std::size_t dim);
 
 } // namespace waste
