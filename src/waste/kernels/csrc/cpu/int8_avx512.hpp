@@ -1,4 +1,4 @@
-// Strips decoded with AVX-512 VNNI and VBMI, 64 weights an instruction: shared by the AVX-512 and the AMX code.
+// Strips decoded with AVX-512 VNNI, VBMI and GFNI, 64 weights an instruction: shared by the AVX-512 and the AMX code.
 //
 // Included only by files compiled for these sets. Everything has internal linkage: the linker must never take one of
 // these functions for a processor that lacks the instructions.
@@ -23,11 +23,31 @@ WASTE_INLINE V codes_at(const std::uint8_t *p) {
 }
 
 template <int BY> WASTE_INLINE V right(V v) { return _mm512_srli_epi16(v, BY); }
-template <int BY> WASTE_INLINE V left(V v) { return _mm512_slli_epi16(v, BY); }
 
 // Bit by bit: a where MASK has a one, else b.
 template <unsigned char MASK> WASTE_INLINE V select(V a, V b) {
   return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(static_cast<char>(MASK)), 0xE4);
+}
+
+// The bits of each byte moved by `FROM` places to the right (to the left below 0) and then MASK: any such move is one
+// product with a matrix of bits, on either port, where shifts of words take two instructions and have one port.
+template <int FROM, unsigned char MASK> WASTE_INLINE V moved(V v) {
+  constexpr auto matrix = [] {
+    unsigned long long rows = 0; // byte 7 - i: which bits make up bit i of the result
+    for (int i = 0; i < 8; ++i) {
+      if ((MASK >> i & 1) != 0 && i + FROM >= 0 && i + FROM < 8) {
+        rows |= 1ull << (i + FROM) << 8 * (7 - i);
+      }
+    }
+    return static_cast<long long>(rows);
+  }();
+  return _mm512_gf2p8affine_epi64_epi8(v, _mm512_set1_epi64(matrix), 0);
+}
+
+// The high nibble of v below, the low nibble of `next` above.
+WASTE_INLINE V joined_nibbles(V v, V next) {
+  constexpr long long swap = 0x1020408001020408;
+  return _mm512_gf2p8affine_epi64_epi8(select<0xF0>(v, next), _mm512_set1_epi64(swap), 0);
 }
 
 // What is added to a weight's code so that it is not negative.
@@ -86,7 +106,7 @@ WASTE_INLINE void each_quad(const std::uint8_t *codes, const Tables &t, const Ta
 #pragma GCC unroll 8
     for (std::size_t b = 0; b < 8; ++b) {
       const V next = b == 7 ? _mm512_loadu_si512(codes) : codes_at(codes + (b + 1) * VECTOR);
-      const V both = select<0x0F>(right<4>(v), left<4>(next));
+      const V both = joined_nibbles(v, next);
       plain(4 * b, v);
       plain(4 * b + 1, right<2>(v));
       plain(4 * b + 2, both);
@@ -99,7 +119,7 @@ WASTE_INLINE void each_quad(const std::uint8_t *codes, const Tables &t, const Ta
     for (std::size_t b = 0; b < 16; ++b) {
       const V next = b == 15 ? _mm512_loadu_si512(codes) : codes_at(codes + (b + 1) * VECTOR);
       plain(2 * b, v);
-      plain(2 * b + 1, select<0x0F>(right<4>(v), left<4>(next)));
+      plain(2 * b + 1, joined_nibbles(v, next));
       v = next;
     }
   } else {
@@ -112,18 +132,17 @@ WASTE_INLINE void each_quad(const std::uint8_t *codes, const Tables &t, const Ta
       for (std::size_t b = 0; b < 16; ++b) {
         const V v = codes_at(codes + b * VECTOR);
         give(2 * b, _mm512_and_si512(v, low));
-        give(2 * b + 1, _mm512_and_si512(right<4>(v), low));
+        give(2 * b + 1, moved<4, 0x0F>(v));
       }
     } else if constexpr (FORMAT == Format::q6) {
-      const V whole = _mm512_set1_epi8(63);
 #pragma GCC unroll 8
       for (std::size_t b = 0; b < 8; ++b) {
         const std::uint8_t *p = codes + b * 3 * VECTOR;
         const V v0 = codes_at(p), v1 = codes_at(p + VECTOR), high = codes_at(p + 2 * VECTOR);
-        give(4 * b, _mm512_and_si512(select<0x0F>(v0, left<4>(high)), whole));
-        give(4 * b + 1, _mm512_and_si512(select<0x0F>(right<4>(v0), left<2>(high)), whole));
-        give(4 * b + 2, _mm512_and_si512(select<0x0F>(v1, high), whole));
-        give(4 * b + 3, _mm512_and_si512(select<0x0F>(right<4>(v1), right<2>(high)), whole));
+        give(4 * b, select<0x0F>(v0, moved<-4, 0x30>(high)));
+        give(4 * b + 1, _mm512_or_si512(moved<4, 0x0F>(v0), moved<-2, 0x30>(high)));
+        give(4 * b + 2, select<0x0F>(v1, moved<0, 0x30>(high)));
+        give(4 * b + 3, _mm512_or_si512(moved<4, 0x0F>(v1), moved<2, 0x30>(high)));
       }
     } else { // q8 is signed as stored
 #pragma GCC unroll 32

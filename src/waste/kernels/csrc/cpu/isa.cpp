@@ -52,7 +52,8 @@ bool usable(Isa isa) {
   case Isa::avx512:
     return usable(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("gfni");
   case Isa::amx:
     return usable(Isa::avx512) && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
            tiles_permitted();

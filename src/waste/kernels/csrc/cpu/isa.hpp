@@ -7,7 +7,7 @@ namespace waste {
 
 // Slowest first. Each includes the ones before it.
 //   avx2    AVX2, FMA and F16C, which every processor since Haswell and Zen has together
-//   avx512  F, BW, DQ, VL, VNNI and VBMI
+//   avx512  F, BW, DQ, VL, VNNI, VBMI and GFNI, which Ice Lake and Zen 4 brought together
 //   amx     tiles of int8, with the permission of the operating system
 enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, amx = 3 };
 constexpr int ISAS = 4;
