@@ -10,6 +10,7 @@
 #include "kda.hpp"
 #include "linear.hpp"
 #include "mla.hpp"
+#include "probe.hpp"
 #include "route.hpp"
 
 #include <nanobind/nanobind.h>
@@ -348,6 +349,22 @@ void bind_formats(nb::module_ &m) {
       "pool"_a, "w"_a, "out"_a, released, "The whole matrix as floats.");
 }
 
+void bind_probe(nb::module_ &m) {
+  m.def(
+      "read_stream",
+      [](Address data, std::size_t nbytes, std::size_t passes, std::size_t ahead) {
+        if (nbytes % 64 != 0) {
+          throw std::invalid_argument("read_stream wants a multiple of 64 bytes, not " + std::to_string(nbytes));
+        }
+        nb::gil_scoped_release unlocked;
+        const waste::Reading found = waste::read_stream(bytes_at(data), nbytes, passes, ahead);
+        return std::pair(found.sum, found.seconds);
+      },
+      "data"_a, "nbytes"_a, "passes"_a, "ahead"_a,
+      "Reads everything `passes` times, prefetching `ahead` bytes in front (0: not at all). Returns the sum of its "
+      "64-bit words modulo 2^64 and the seconds of CPU time that took this thread.");
+}
+
 } // namespace
 
 NB_MODULE(_cpu, m) {
@@ -358,4 +375,5 @@ NB_MODULE(_cpu, m) {
   bind_streams(m);
   bind_attention(m);
   bind_feed_forward(m);
+  bind_probe(m);
 }
