@@ -30,9 +30,29 @@ def test_buffers_are_aligned_zero_writable_and_separate(nbytes: int, alignment: 
         assert (buffer.shape, buffer.dtype) == ((nbytes,), np.uint8)
         assert nbytes == 0 or buffer.ctypes.data % alignment == 0
         assert not buffer.any()
+        assert nbytes < buffers.HUGE_PAGE or buffer.ctypes.data % buffers.HUGE_PAGE == 0
     first[:] = 255
     assert not second.any()
     assert first.all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells how memory is advised")
+@pytest.mark.parametrize(("nbytes", "huge"), [((2 << 20) - 1, False), (2 << 20, True), (9 << 20, True)])
+def test_large_buffers_ask_for_huge_pages(nbytes: int, huge: bool) -> None:
+    """All of the buffer: from its first byte to its last, the system knows of the wish."""
+    buffer = aligned(nbytes)
+    begin, flags = buffer.ctypes.data, []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            low, high = (int(end, 16) for end in words[0].split("-"))
+        elif words[0] == "VmFlags:" and low < begin + nbytes and begin < high:
+            flags.append(words)
+    assert flags
+    if huge:
+        assert all("hg" in words for words in flags)
+    else:
+        assert len(flags) > 1 or "hg" not in flags[0]
 
 
 def test_a_view_keeps_its_buffer_alive() -> None:
