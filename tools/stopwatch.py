@@ -1,9 +1,10 @@
-"""What the benchmarks in this folder measure with: one thread's CPU time, and the rate it copies memory at."""
+"""What the benchmarks in this folder measure with: one thread's CPU time, spreads, and the rate it copies memory at."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,27 @@ def seconds(work: Callable[[], object]) -> float:
     began = time.thread_time()
     work()
     return time.thread_time() - began
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The middle of some samples, and where all but the lowest and the highest tenth lie."""
+
+    median: float
+    p10: float
+    p90: float
+
+    @staticmethod
+    def of(samples: Sequence[float]) -> Spread:
+        """ValueError without samples."""
+        if not samples:
+            raise ValueError("no samples")
+        p10, median, p90 = np.percentile(np.asarray(samples, np.float64), (10, 50, 90))
+        return Spread(float(median), float(p10), float(p90))
+
+    def text(self, digits: int = 1) -> str:
+        """`12.3 (11.8-12.9)`"""
+        return f"{self.median:.{digits}f} ({self.p10:.{digits}f}-{self.p90:.{digits}f})"
 
 
 def copy_rate() -> float:
