@@ -184,7 +184,7 @@ def _small(name: str, rows: int, cols: int, rng: np.random.Generator) -> np.ndar
         return 0.5 * normal
     if last in ("bias", "e_score_correction_bias", "index_kpool_compress_ape"):
         return 0.02 * normal
-    if last in ("gate", "hc_attn_fn", "hc_ffn_fn"):  # the router: rows of its own, or experts would come in pairs
+    if last in ("gate", "hc_attn_fn", "hc_ffn_fn"):  # rows of their own, or all layers would choose alike
         return normal * np.float32(cols**-0.5)
     return None
 

@@ -1,4 +1,4 @@
-// Sums of a buffer, a cache line per step and four accumulators, so that nothing but the loads can be the limit.
+// Sums of a buffer in four accumulators, so that nothing but the loads can be the limit.
 //
 // Written with intrinsics for each width, because no other form of this loop leaves the width of the loads to us:
 // a probe that a compiler narrows measures the compiler.
@@ -16,49 +16,61 @@ namespace waste {
 namespace {
 
 constexpr std::size_t LINE = 64; // bytes of a cache line
-constexpr std::size_t STEP = 4 * LINE;
 
 using Sum = std::uint64_t (*)(const std::uint8_t *, std::size_t, std::size_t);
 
+// The sum of a vector's 64-bit words.
+template <class V> std::uint64_t total(const V &vector) {
+  std::uint64_t words[sizeof vector / 8], sum = 0;
+  std::memcpy(words, &vector, sizeof words);
+  for (const std::uint64_t word : words) {
+    sum += word;
+  }
+  return sum;
+}
+
+struct Words {
+  std::uint64_t word[LINE / 8];
+};
+
 template <bool Ahead> std::uint64_t sum_portable(const std::uint8_t *data, std::size_t nbytes, std::size_t ahead) {
-  std::uint64_t total[8] = {};
+  Words sums{};
   for (std::size_t i = 0; i < nbytes; i += LINE) {
     if constexpr (Ahead) {
       __builtin_prefetch(data + i + ahead);
     }
-    std::uint64_t words[8];
-    std::memcpy(words, data + i, LINE);
-    for (std::size_t k = 0; k < 8; ++k) {
-      total[k] += words[k];
+    Words line;
+    std::memcpy(&line, data + i, LINE);
+    for (std::size_t k = 0; k < LINE / 8; ++k) {
+      sums.word[k] += line.word[k];
     }
   }
-  std::uint64_t sum = 0;
-  for (const std::uint64_t part : total) {
-    sum += part;
-  }
-  return sum;
+  return total(sums);
 }
 
 #if defined(__x86_64__)
 template <bool Ahead>
 __attribute__((target("avx2"))) std::uint64_t sum_avx2(const std::uint8_t *data, std::size_t nbytes,
                                                        std::size_t ahead) {
-  __m256i total[4] = {};
-  for (std::size_t i = 0; i < nbytes; i += LINE) {
+  __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+  std::size_t i = 0;
+  for (; i + 2 * LINE <= nbytes; i += 2 * LINE) {
     if constexpr (Ahead) {
       __builtin_prefetch(data + i + ahead);
+      __builtin_prefetch(data + i + LINE + ahead);
     }
-    const auto *line = reinterpret_cast<const __m256i *>(data + i);
-    const std::size_t k = i / LINE % 2 * 2;
-    total[k] = _mm256_add_epi64(total[k], _mm256_loadu_si256(line));
-    total[k + 1] = _mm256_add_epi64(total[k + 1], _mm256_loadu_si256(line + 1));
+    const auto *words = reinterpret_cast<const __m256i *>(data + i);
+    a = _mm256_add_epi64(a, _mm256_loadu_si256(words));
+    b = _mm256_add_epi64(b, _mm256_loadu_si256(words + 1));
+    c = _mm256_add_epi64(c, _mm256_loadu_si256(words + 2));
+    d = _mm256_add_epi64(d, _mm256_loadu_si256(words + 3));
   }
-  std::uint64_t words[16], sum = 0;
-  std::memcpy(words, total, sizeof words);
-  for (const std::uint64_t word : words) {
-    sum += word;
+  if (i < nbytes) {
+    const auto *words = reinterpret_cast<const __m256i *>(data + i);
+    a = _mm256_add_epi64(a, _mm256_loadu_si256(words));
+    b = _mm256_add_epi64(b, _mm256_loadu_si256(words + 1));
   }
-  return sum;
+  return total(_mm256_add_epi64(_mm256_add_epi64(a, b), _mm256_add_epi64(c, d)));
 }
 
 template <bool Ahead>
@@ -66,7 +78,7 @@ __attribute__((target("avx512f"))) std::uint64_t sum_avx512(const std::uint8_t *
                                                             std::size_t ahead) {
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
   std::size_t i = 0;
-  for (; i + STEP <= nbytes; i += STEP) {
+  for (; i + 4 * LINE <= nbytes; i += 4 * LINE) {
     if constexpr (Ahead) {
       for (std::size_t k = 0; k < 4; ++k) {
         __builtin_prefetch(data + i + k * LINE + ahead);
@@ -80,13 +92,7 @@ __attribute__((target("avx512f"))) std::uint64_t sum_avx512(const std::uint8_t *
   for (; i < nbytes; i += LINE) {
     a = _mm512_add_epi64(a, _mm512_loadu_si512(data + i));
   }
-  const __m512i all = _mm512_add_epi64(_mm512_add_epi64(a, b), _mm512_add_epi64(c, d));
-  std::uint64_t words[8], sum = 0;
-  std::memcpy(words, &all, sizeof words);
-  for (const std::uint64_t word : words) {
-    sum += word;
-  }
-  return sum;
+  return total(_mm512_add_epi64(_mm512_add_epi64(a, b), _mm512_add_epi64(c, d)));
 }
 #endif
 
