@@ -6,7 +6,7 @@
     python tools/bench_kernels.py --model tiny.waste --overhead      what Python costs a token
 
 Everything runs in one process and takes turns, round by round, so that a busy machine slows all rows down alike;
-the read bandwidth of the same rounds is the yardstick. Rates are per second of a thread's CPU time, medians with the
+the read bandwidth just before each sample is the yardstick. Rates are per second of a thread's CPU time, medians with the
 10th and 90th percentile. How many times faster two threads are is told by wall time (the best round of each), with the
 answer of CPU time beside it: they agree on a quiet machine, and on a busy one only the latter means something. Only
 public entry points are called: `_cpu.linear`, `_cpu.mlp`, `Engine`.
@@ -100,11 +100,9 @@ class Bench:
         """Matrix times vector from L2 and from memory, on one thread and on two; the cost of the input."""
         cases = [self._product(which, fmt) for which in sets for fmt in formats]
         for _ in range(self.rounds):
-            read = read_rate(self.arena, BATCH_BYTES, self.ahead)
-            read_two = shared_read_rate(self.arena, BATCH_BYTES, self.ahead, 2)
             for case in cases:
                 isa.force(case.isa)
-                self._sample(case, read, read_two)
+                self._sample(case)
         isa.force(None)
         return [_product_row(case) for case in cases]
 
@@ -114,7 +112,10 @@ class Bench:
         short = self.arena.weight(known, 16, HIDDEN), self.arena.weight(known, 32, HIDDEN)
         return Product(which, fmt, self.arena.weight(known, rows, L2_COLS), short)
 
-    def _sample(self, case: Product, read: float, read_two: float) -> None:
+    def _sample(self, case: Product) -> None:
+        # What memory gives changes from second to second on a shared machine: asked anew for each sample.
+        read = read_rate(self.arena, BATCH_BYTES, self.ahead)
+        read_two = shared_read_rate(self.arena, BATCH_BYTES, self.ahead, 2)
         known = quant.get(case.fmt)
         resident = case.resident
         self.linear(self.one, resident)
@@ -150,9 +151,9 @@ class Bench:
         """A routed expert from memory for one token."""
         samples: dict[tuple[str, str], list[tuple[float, float]]] = {(w, f): [] for w in sets for f in formats}
         for _ in range(self.rounds):
-            read = read_rate(self.arena, BATCH_BYTES, self.ahead)
             for (which, fmt), found in samples.items():
                 isa.force(which)
+                read = read_rate(self.arena, BATCH_BYTES, self.ahead)
                 fresh = [self.expert(fmt) for _ in range(2)]
                 spent = seconds(lambda fresh=fresh: [self.mlp(self.one, weights, 1) for weights in fresh]) / 2
                 found.append((spent, 100 * _expert_bytes(fmt) / spent / 1e9 / read))

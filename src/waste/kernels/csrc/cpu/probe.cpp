@@ -1,7 +1,9 @@
-// Sums of a buffer in four accumulators, so that nothing but the loads can be the limit.
+// Sums of a buffer, read as four streams side by side, so that nothing but the loads can be the limit.
 //
-// Written with intrinsics for each width, because no other form of this loop leaves the width of the loads to us:
-// a probe that a compiler narrows measures the compiler.
+// Four streams read DRAM 3 % faster than one (14.0 GB/s against 13.6), as more of the hardware's prefetchers are at
+// work. Eight gain another 2 % there and lose 9 % in L2 (LEARNED: machine-limits).
+// Written with intrinsics for each width, because no other form of this loop leaves the width of the loads to us: a
+// probe that a compiler narrows measures the compiler.
 #include "probe.hpp"
 
 #include <cstring>
@@ -16,83 +18,95 @@ namespace waste {
 namespace {
 
 constexpr std::size_t LINE = 64; // bytes of a cache line
+constexpr std::size_t STREAMS = 4;
 
 using Sum = std::uint64_t (*)(const std::uint8_t *, std::size_t, std::size_t);
 
-// The sum of a vector's 64-bit words.
-template <class V> std::uint64_t total(const V &vector) {
-  std::uint64_t words[sizeof vector / 8], sum = 0;
-  std::memcpy(words, &vector, sizeof words);
+// What all streams read in one step, and what is left over behind them.
+struct Shares {
+  explicit Shares(std::size_t nbytes) : stream(nbytes / STREAMS / LINE * LINE), rest(STREAMS * stream) {}
+  std::size_t stream; // bytes of each
+  std::size_t rest;   // where the rest begins
+};
+
+template <class Totals> std::uint64_t sum_of_words(const Totals &totals) {
+  std::uint64_t words[sizeof totals / 8], sum = 0;
+  std::memcpy(words, &totals, sizeof words);
   for (const std::uint64_t word : words) {
     sum += word;
   }
   return sum;
 }
 
-struct Words {
-  std::uint64_t word[LINE / 8];
-};
-
 template <bool Ahead> std::uint64_t sum_portable(const std::uint8_t *data, std::size_t nbytes, std::size_t ahead) {
-  Words sums{};
-  for (std::size_t i = 0; i < nbytes; i += LINE) {
-    if constexpr (Ahead) {
-      __builtin_prefetch(data + i + ahead);
-    }
-    Words line;
-    std::memcpy(&line, data + i, LINE);
+  std::uint64_t total[LINE / 8] = {};
+  const auto read = [&total](const std::uint8_t *line) {
+    std::uint64_t words[LINE / 8];
+    std::memcpy(words, line, LINE);
     for (std::size_t k = 0; k < LINE / 8; ++k) {
-      sums.word[k] += line.word[k];
+      total[k] += words[k];
+    }
+  };
+  const Shares share(nbytes);
+  for (std::size_t i = 0; i < share.stream; i += LINE) {
+    for (std::size_t k = 0; k < STREAMS; ++k) {
+      const std::uint8_t *line = data + k * share.stream + i;
+      if constexpr (Ahead) {
+        __builtin_prefetch(line + ahead);
+      }
+      read(line);
     }
   }
-  return total(sums);
+  for (std::size_t i = share.rest; i < nbytes; i += LINE) {
+    read(data + i);
+  }
+  return sum_of_words(total);
 }
 
 #if defined(__x86_64__)
+#define WASTE_READ(TOTAL, LINE_AT)                                                                                     \
+  TOTAL = _mm256_add_epi64(TOTAL, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(LINE_AT)));                     \
+  TOTAL = _mm256_add_epi64(TOTAL, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(LINE_AT) + 1))
+
 template <bool Ahead>
 __attribute__((target("avx2"))) std::uint64_t sum_avx2(const std::uint8_t *data, std::size_t nbytes,
                                                        std::size_t ahead) {
-  __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
-  std::size_t i = 0;
-  for (; i + 2 * LINE <= nbytes; i += 2 * LINE) {
-    if constexpr (Ahead) {
-      __builtin_prefetch(data + i + ahead);
-      __builtin_prefetch(data + i + LINE + ahead);
+  __m256i total[STREAMS] = {};
+  const Shares share(nbytes);
+  for (std::size_t i = 0; i < share.stream; i += LINE) {
+    for (std::size_t k = 0; k < STREAMS; ++k) {
+      const std::uint8_t *line = data + k * share.stream + i;
+      if constexpr (Ahead) {
+        __builtin_prefetch(line + ahead);
+      }
+      WASTE_READ(total[k], line);
     }
-    const auto *words = reinterpret_cast<const __m256i *>(data + i);
-    a = _mm256_add_epi64(a, _mm256_loadu_si256(words));
-    b = _mm256_add_epi64(b, _mm256_loadu_si256(words + 1));
-    c = _mm256_add_epi64(c, _mm256_loadu_si256(words + 2));
-    d = _mm256_add_epi64(d, _mm256_loadu_si256(words + 3));
   }
-  if (i < nbytes) {
-    const auto *words = reinterpret_cast<const __m256i *>(data + i);
-    a = _mm256_add_epi64(a, _mm256_loadu_si256(words));
-    b = _mm256_add_epi64(b, _mm256_loadu_si256(words + 1));
+  for (std::size_t i = share.rest; i < nbytes; i += LINE) {
+    WASTE_READ(total[0], data + i);
   }
-  return total(_mm256_add_epi64(_mm256_add_epi64(a, b), _mm256_add_epi64(c, d)));
+  return sum_of_words(total);
 }
+#undef WASTE_READ
 
 template <bool Ahead>
 __attribute__((target("avx512f"))) std::uint64_t sum_avx512(const std::uint8_t *data, std::size_t nbytes,
                                                             std::size_t ahead) {
-  __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
-  std::size_t i = 0;
-  for (; i + 4 * LINE <= nbytes; i += 4 * LINE) {
-    if constexpr (Ahead) {
-      for (std::size_t k = 0; k < 4; ++k) {
-        __builtin_prefetch(data + i + k * LINE + ahead);
+  __m512i total[STREAMS] = {};
+  const Shares share(nbytes);
+  for (std::size_t i = 0; i < share.stream; i += LINE) {
+    for (std::size_t k = 0; k < STREAMS; ++k) {
+      const std::uint8_t *line = data + k * share.stream + i;
+      if constexpr (Ahead) {
+        __builtin_prefetch(line + ahead);
       }
+      total[k] = _mm512_add_epi64(total[k], _mm512_loadu_si512(line));
     }
-    a = _mm512_add_epi64(a, _mm512_loadu_si512(data + i));
-    b = _mm512_add_epi64(b, _mm512_loadu_si512(data + i + LINE));
-    c = _mm512_add_epi64(c, _mm512_loadu_si512(data + i + 2 * LINE));
-    d = _mm512_add_epi64(d, _mm512_loadu_si512(data + i + 3 * LINE));
   }
-  for (; i < nbytes; i += LINE) {
-    a = _mm512_add_epi64(a, _mm512_loadu_si512(data + i));
+  for (std::size_t i = share.rest; i < nbytes; i += LINE) {
+    total[0] = _mm512_add_epi64(total[0], _mm512_loadu_si512(data + i));
   }
-  return total(_mm512_add_epi64(_mm512_add_epi64(a, b), _mm512_add_epi64(c, d)));
+  return sum_of_words(total);
 }
 #endif
 
