@@ -6,10 +6,10 @@
     python tools/bench_kernels.py --model tiny.waste --overhead      what Python costs a token
 
 Everything runs in one process and takes turns, round by round, so that a busy machine slows all rows down alike;
-the read bandwidth just before each sample is the yardstick. Rates are per second of a thread's CPU time, medians with the
-10th and 90th percentile. How many times faster two threads are is told by wall time (the best round of each), with the
-answer of CPU time beside it: they agree on a quiet machine, and on a busy one only the latter means something. Only
-public entry points are called: `_cpu.linear`, `_cpu.mlp`, `Engine`.
+the read bandwidth just before each sample is the yardstick. Rates are per second of a thread's CPU time, medians with
+the 10th and 90th percentile. How many times faster two threads are is told by wall time (the best round of each), with
+the answer of CPU time beside it: they agree on a quiet machine, and on a busy one only the latter means something.
+Only public entry points are called: `_cpu.linear`, `_cpu.mlp`, `Engine`.
 """
 
 from __future__ import annotations

@@ -135,19 +135,25 @@ def cache_levels(arena: Arena, rounds: int = 7) -> list[Level]:
         nbytes = nbytes // 4096 * 4096
         passes = max(1, (64 << 20) // nbytes)
         address = arena.bytes.ctypes.data + arena.take(nbytes)
-        best: tuple[Spread, int] | None = None
-        for ahead in _AHEADS:
-            rates = [nbytes * passes / _cpu.read_stream(address, nbytes, passes, ahead)[1] / 1e9 for _ in range(rounds)]
-            if best is None or Spread.of(rates).median > best[0].median:
-                best = Spread.of(rates), ahead
-        assert best is not None
-        levels.append(Level(name, nbytes, *best))
+        rates: dict[int, list[float]] = {ahead: [] for ahead in _AHEADS}
+        for _ in range(rounds):
+            for ahead, found in rates.items():
+                found.append(nbytes * passes / _cpu.read_stream(address, nbytes, passes, ahead)[1] / 1e9)
+        ahead = _fastest(rates)
+        levels.append(Level(name, nbytes, Spread.of(rates[ahead]), ahead))
     return levels
 
 
 def best_ahead(arena: Arena, nbytes: int = 64 << 20, rounds: int = 5) -> int:
     """The prefetch distance that reads memory fastest."""
-    rates = {ahead: [read_rate(arena, nbytes, ahead) for _ in range(rounds)] for ahead in _AHEADS}
+    rates: dict[int, list[float]] = {ahead: [] for ahead in _AHEADS}
+    for _ in range(rounds):
+        for ahead, found in rates.items():
+            found.append(read_rate(arena, nbytes, ahead))
+    return _fastest(rates)
+
+
+def _fastest(rates: dict[int, list[float]]) -> int:
     return max(rates, key=lambda ahead: Spread.of(rates[ahead]).median)
 
 
