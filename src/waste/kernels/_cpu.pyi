@@ -109,3 +109,8 @@ def experts(pool: Pool, x: int, ids: int, layout: RecordLayout, records: Sequenc
 
 def expert_group(pool: Pool, x: int, ids: int, weights: int, layout: RecordLayout, records: Sequence[tuple[int, int]], arrived: int, gate: Weight | None, up: Weight | None, down: Weight | None, limit: float, out: int, tokens: int, top_k: int) -> bool:
     """As `experts`, then the weighted sum and the shared expert's part."""
+
+def read_stream(data: int, nbytes: int, passes: int, ahead: int) -> tuple[int, float]:
+    """
+    Reads everything `passes` times, prefetching `ahead` bytes in front (0: not at all). Returns the sum of its 64-bit words modulo 2^64 and the seconds of CPU time that took this thread.
+    """
