@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from waste.backends.base import MlpWeights, Routing
+from waste.backends.base import MlpWeights, Record, Routing
 from waste.backends.shapes import ExpertShape, RouterShape
 from waste.container.layout import RecordLayout, pack_record
 from waste.errors import InputError
@@ -24,9 +24,13 @@ F32 = npt.NDArray[np.float32]
 class Here:
     """A wave of records: all there, or told of one by one."""
 
-    records: Sequence[tuple[int, Any]]
+    given: Sequence[tuple[int, Any]]
     arrived: npt.NDArray[np.int32] | None = None
     failure: Exception | None = None
+
+    @property
+    def records(self) -> list[Record]:
+        return [Record.of(*pair) for pair in self.given]
 
     def wait(self) -> None:
         if self.failure is not None:

@@ -40,9 +40,9 @@ def use(cache: ExpertCache, layer: int, experts: list[int]) -> None:
         with wave as arrivals:
             arrivals.wait()
             assert arrivals.arrived is None or arrivals.arrived.all()
-            for expert, record in arrivals.records:
-                assert (record == (16 * layer + expert) % 251).all()
-                seen.append(expert)
+            for record in arrivals.records:
+                assert (record.data == (16 * layer + record.expert) % 251).all()
+                seen.append(record.expert)
     assert sorted(seen) == sorted(experts)
 
 
@@ -103,7 +103,7 @@ def test_records_held_are_not_evicted() -> None:
             with cache.pinned(1, [expert]):
                 pass
         held.wait()
-        assert all((record == expert).all() for expert, record in held.records)
+        assert all((record.data == record.expert).all() for record in held.records)
     cache.close()
 
 

@@ -142,12 +142,29 @@ class Routing:
     weights: Array  # (T, K) float32, normalised and scaled
 
 
+@dataclass(frozen=True)
+class Record:
+    """One expert's record where it lies in memory."""
+
+    expert: int
+    data: Bytes
+    address: int  # of data[0]
+    nbytes: int
+
+    @classmethod
+    def of(cls, expert: int, data: Bytes) -> Record:
+        """Raises ValueError unless `data` is contiguous uint8."""
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise ValueError(f"record: expected contiguous uint8 (bytes), found {data.dtype} {data.shape}")
+        return cls(expert, data, data.ctypes.data, data.nbytes)
+
+
 class Wave(Protocol):
     """Expert records on their way into memory: valid, verified and pinned once they have arrived."""
 
     @property
-    def records(self) -> Sequence[tuple[int, Bytes]]:
-        """(expert, its record), whether it has arrived or not."""
+    def records(self) -> Sequence[Record]:
+        """All of them, whether they have arrived or not."""
         ...
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from waste.backends.base import (
     Selection,
     Wave,
 )
+from waste.backends.once import Once
 from waste.backends.shapes import ExpertShape, HcShape, IndexerShape, KdaShape, MlaShape, Rotary, RouterShape
 from waste.container.layout import RecordLayout
 from waste.errors import UnsupportedError, UsageError
@@ -57,6 +59,7 @@ class CpuOps:
         if not 1 <= count <= 4096:
             raise UsageError(f"the number of threads must be between 1 and 4096, not {count}")
         self._pool = _cpu.Pool(count)
+        self._once = Once()
         self._rotaries: dict[Rotary, F32] = {}
         self._layout: tuple[RecordLayout, _cpu.RecordLayout] | None = None
 
@@ -122,14 +125,12 @@ class CpuOps:
 
     def hc_pre(self, streams: F32, w: HcWeights, shape: HcShape, norm: F32, eps: float) -> HcMix:
         t, d, s = len(streams), streams.shape[-1], shape.streams
-        _few_enough(s)
+        fixed = self._once.of(w, (shape, d), self._hc_weights, shape, d)
         (y, y_at), (post, post_at), (comb, comb_at) = fresh(t, d), fresh(t, s), fresh(t, s, s)
         _cpu.hc_pre(
             self._pool,
             f32(streams, "streams", "T S D", t, s, d),
-            f32(w.fn, "fn", "outputs S*D", shape.outputs, s * d),
-            f32(w.base, "base", "outputs", shape.outputs),
-            f32(w.scale, "scale", "parts", 3),
+            *fixed,
             f32(norm, "norm", "D", d),
             shape.sinkhorn_iters,
             shape.eps,
@@ -143,6 +144,15 @@ class CpuOps:
             comb_at,
         )
         return HcMix(y, post, comb)
+
+    @staticmethod
+    def _hc_weights(w: HcWeights, shape: HcShape, d: int) -> tuple[int, ...]:
+        _few_enough(shape.streams)
+        return (
+            f32(w.fn, "fn", "outputs S*D", shape.outputs, shape.streams * d),
+            f32(w.base, "base", "outputs", shape.outputs),
+            f32(w.scale, "scale", "parts", 3),
+        )
 
     def hc_post(self, streams: F32, out: F32, mix: HcMix) -> F32:
         """Changes `streams` in place and returns it."""
@@ -170,11 +180,29 @@ class CpuOps:
 
     def kda(self, x: F32, w: KdaWeights, shape: KdaShape, state: KdaState) -> F32:
         t, d = x.shape
-        h, dim, c, taps = shape.heads, shape.head_dim, shape.channels, shape.conv
+        h, dim, taps = shape.heads, shape.head_dim, shape.conv
         out, out_at = fresh(t, d)
         _cpu.kda(
             self._pool,
             f32(x, "x", "T D", t, d),
+            *self._once.of(w, (shape, d), self._kda_weights, shape, d),
+            shape.gate_lower_bound,
+            shape.norm_eps,
+            t,
+            d,
+            h,
+            dim,
+            taps,
+            f32_out(state.conv, "conv", "qkv taps-1 C", 3, taps - 1, shape.channels),
+            f32_out(state.s, "s", "H Dk Dv", h, dim, dim),
+            out_at,
+        )
+        return out
+
+    @staticmethod
+    def _kda_weights(w: KdaWeights, shape: KdaShape, d: int) -> tuple[Any, ...]:
+        h, c, taps = shape.heads, shape.channels, shape.conv
+        return (
             matrix(w.q, "q", "C D", c, d),
             matrix(w.k, "k", "C D", c, d),
             matrix(w.v, "v", "C D", c, d),
@@ -189,46 +217,26 @@ class CpuOps:
             f32(w.v_conv, "v_conv", "C taps", c, taps),
             f32(w.a_log, "a_log", "H", h),
             f32(w.dt_bias, "dt_bias", "C", c),
-            f32(w.norm, "norm", "Dh", dim),
-            shape.gate_lower_bound,
-            shape.norm_eps,
-            t,
-            d,
-            h,
-            dim,
-            taps,
-            f32_out(state.conv, "conv", "qkv taps-1 C", 3, taps - 1, c),
-            f32_out(state.s, "s", "H Dk Dv", h, dim, dim),
-            out_at,
+            f32(w.norm, "norm", "Dh", shape.head_dim),
         )
-        return out
 
     def mla_project(self, x: F32, w: MlaWeights, shape: MlaShape, start: int) -> MlaProjection:
         t, d = x.shape
-        h, lora, row, part = shape.heads, shape.kv_lora, shape.row, shape.nope + shape.rope
+        h, row = shape.heads, shape.row
+        fixed = self._once.of(w, (shape, d), self._mla_weights, shape, d)
         (q, q_at), (rows, rows_at) = fresh(t, h, row), fresh(t, row)
-        latent: F32 | None = None
-        q_norm_at = latent_at = 0
-        if w.q_a is not None:
-            latent, latent_at = fresh(t, w.q_a.rows)
-            q_norm_at = f32(w.q_a_norm, "q_a_norm", "q_lora", w.q_a.rows)
-            matrix(w.q_a, "q_a", "q_lora D", w.q_a.rows, d)
+        latent, latent_at = (None, 0) if w.q_a is None else fresh(t, w.q_a.rows)
         _cpu.mla_project(
             self._pool,
             f32(x, "x", "T D", t, d),
-            w.q_a,
-            q_norm_at,
-            matrix(w.q_b, "q_b", "H*(nope+rope) in", h * part, d if latent is None else latent.shape[1]),
-            matrix(w.kv_a, "kv_a", "R D", row, d),
-            f32(w.kv_a_norm, "kv_a_norm", "kv_lora", lora),
-            matrix(w.k_up, "k_up", "H*kv_lora nope", h * lora, shape.nope),
+            *fixed,
             shape.latent_eps,
             self._inv_freq(shape.rotary, shape.rope, shape.rope),
             start,
             t,
             d,
             h,
-            lora,
+            shape.kv_lora,
             shape.nope,
             shape.rope,
             q_at,
@@ -236,6 +244,23 @@ class CpuOps:
             latent_at,
         )
         return MlaProjection(q, rows, latent)
+
+    @staticmethod
+    def _mla_weights(w: MlaWeights, shape: MlaShape, d: int) -> tuple[Any, ...]:
+        h, lora, part, latent = shape.heads, shape.kv_lora, shape.nope + shape.rope, d
+        q_norm_at = 0
+        if w.q_a is not None:
+            latent = w.q_a.rows
+            q_norm_at = f32(w.q_a_norm, "q_a_norm", "q_lora", latent)
+            matrix(w.q_a, "q_a", "q_lora D", latent, d)
+        return (
+            w.q_a,
+            q_norm_at,
+            matrix(w.q_b, "q_b", "H*(nope+rope) in", h * part, latent),
+            matrix(w.kv_a, "kv_a", "R D", shape.row, d),
+            f32(w.kv_a_norm, "kv_a_norm", "kv_lora", lora),
+            matrix(w.k_up, "k_up", "H*kv_lora nope", h * lora, shape.nope),
+        )
 
     def index(
         self, x: F32, q_latent: F32, w: IndexerWeights, shape: IndexerShape, state: IndexState
@@ -245,12 +270,9 @@ class CpuOps:
         total = start + t
         if len(state.keys) < total // pool:
             raise ValueError(f"index keys: {total // pool} pools do not fit the capacity of {len(state.keys)}")
-        gate, ape_at, open_keys_at, open_gates_at = None, 0, 0, 0
+        fixed = self._once.of(w, (shape, d), self._index_weights, shape, d)
+        open_keys_at = open_gates_at = 0
         if pool > 1:
-            if w.gate is None:
-                raise ValueError(f"index: pools of {pool} tokens need a gate")
-            gate = matrix(w.gate, "gate", "d D", dim, d)
-            ape_at = f32(w.ape, "ape", "pool d", pool, dim)
             open_keys_at = f32_out(state.open_keys, "open_keys", "pool d", pool, dim)
             open_gates_at = f32_out(state.open_gates, "open_gates", "pool d", pool, dim)
         selection: Selection | None = None
@@ -263,13 +285,7 @@ class CpuOps:
             self._pool,
             f32(x, "x", "T D", t, d),
             f32(q_latent, "q_latent", "T q_lora", t, w.wq_b.cols),
-            matrix(w.wq_b, "wq_b", "n*d q_lora", n * dim, w.wq_b.cols),
-            matrix(w.wk, "wk", "d D", dim, d),
-            matrix(w.proj, "proj", "n D", n, d),
-            gate,
-            f32(w.k_norm, "k_norm", "d", dim),
-            f32(w.k_norm_bias, "k_norm_bias", "d", dim),
-            ape_at,
+            *fixed,
             self._inv_freq(shape.rotary, 0, dim),
             0 if shape.rotary is None else shape.rotary.dim,
             shape.norm_eps,
@@ -289,6 +305,25 @@ class CpuOps:
         )
         state.tokens = total
         return selection
+
+    @staticmethod
+    def _index_weights(w: IndexerWeights, shape: IndexerShape, d: int) -> tuple[Any, ...]:
+        n, dim, pool = shape.heads, shape.head_dim, shape.pool
+        gate, ape_at = None, 0
+        if pool > 1:
+            if w.gate is None:
+                raise ValueError(f"index: pools of {pool} tokens need a gate")
+            gate = matrix(w.gate, "gate", "d D", dim, d)
+            ape_at = f32(w.ape, "ape", "pool d", pool, dim)
+        return (
+            matrix(w.wq_b, "wq_b", "n*d q_lora", n * dim, w.wq_b.cols),
+            matrix(w.wk, "wk", "d D", dim, d),
+            matrix(w.proj, "proj", "n D", n, d),
+            gate,
+            f32(w.k_norm, "k_norm", "d", dim),
+            f32(w.k_norm_bias, "k_norm_bias", "d", dim),
+            ape_at,
+        )
 
     def mla_attend(
         self, q: F32, cache: F32, start: int, selection: Selection | None, w: MlaWeights, shape: MlaShape
@@ -321,14 +356,11 @@ class CpuOps:
 
     def mlp(self, x: F32, w: MlpWeights, limit: float | None) -> F32:
         t, d = x.shape
-        inner = w.gate.rows
         out, out_at = fresh(t, w.down.rows)
         _cpu.mlp(
             self._pool,
             f32(x, "x", "T D", t, d),
-            matrix(w.gate, "gate", "F D", inner, d),
-            matrix(w.up, "up", "F D", inner, d),
-            matrix(w.down, "down", "D F", w.down.rows, inner),
+            *self._once.of(w, d, _mlp_weights, d),
             _limit(limit),
             out_at,
             t,
@@ -366,7 +398,7 @@ class CpuOps:
             f32(x, "x", "T D", t, shape.hidden),
             i32(routing.ids, "ids", "T K", t, k),
             self._native_layout(layout, shape),
-            [(expert, _record(record, layout)) for expert, record in wave.records],
+            _records(wave, layout),
             _arrived(wave),
             _limit(shape.limit),
             f32_out(out, "out", "T K D", t, k, shape.hidden),
@@ -388,22 +420,16 @@ class CpuOps:
         t, k = routing.ids.shape
         d = shape.hidden
         out, out_at = fresh(t, d)
-        gate = up = down = None
-        if shared is not None:
-            inner = shared.gate.rows
-            gate, up = matrix(shared.gate, "gate", "F D", inner, d), matrix(shared.up, "up", "F D", inner, d)
-            down = matrix(shared.down, "down", "D F", d, inner)
+        common = (None, None, None) if shared is None else self._once.of(shared, d, _mlp_weights, d)
         whole = _cpu.expert_group(
             self._pool,
             f32(x, "x", "T D", t, d),
             i32(routing.ids, "ids", "T K", t, k),
             f32(routing.weights, "weights", "T K", t, k),
             self._native_layout(layout, shape),
-            [(expert, _record(record, layout)) for expert, record in wave.records],
+            _records(wave, layout),
             _arrived(wave),
-            gate,
-            up,
-            down,
+            *common,
             _limit(shape.limit),
             out_at,
             t,
@@ -477,10 +503,22 @@ def _format_code(fmt: str) -> int:
     return get(fmt).code
 
 
-def _record(record: Bytes, layout: RecordLayout) -> int:
-    if len(record) < layout.down.offset + layout.down.nbytes:
-        raise ValueError(f"record: expected {layout.stride} bytes, found {len(record)}")
-    return u8(record, "record", "bytes", len(record))
+def _records(wave: Wave, layout: RecordLayout) -> list[tuple[int, int]]:
+    """(expert, address of its record), as native code takes them."""
+    needed = layout.down.offset + layout.down.nbytes
+    for record in wave.records:
+        if record.nbytes < needed:
+            raise ValueError(f"record: expected {layout.stride} bytes, found {record.nbytes}")
+    return [(record.expert, record.address) for record in wave.records]
+
+
+def _mlp_weights(w: MlpWeights, d: int) -> tuple[Any, ...]:
+    inner = w.gate.rows
+    return (
+        matrix(w.gate, "gate", "F D", inner, d),
+        matrix(w.up, "up", "F D", inner, d),
+        matrix(w.down, "down", "D F", w.down.rows, inner),
+    )
 
 
 def _arrived(wave: Wave) -> int:

@@ -224,9 +224,9 @@ class ReferenceOps:
         self, x: Tensor, routing: Routing, layout: RecordLayout, wave: Wave, shape: ExpertShape, out: Tensor
     ) -> None:
         wave.wait()
-        for expert, record in wave.records:
-            tokens, ranks = np.nonzero(routing.ids == expert)
-            w = MlpWeights(*(self._section(record, s) for s in (layout.gate, layout.up, layout.down)))
+        for record in wave.records:
+            tokens, ranks = np.nonzero(routing.ids == record.expert)
+            w = MlpWeights(*(self._section(record.data, s) for s in (layout.gate, layout.up, layout.down)))
             rows = torch.from_numpy(tokens)
             out[rows, torch.from_numpy(ranks)] = self.mlp(x[rows], w, shape.limit)
 

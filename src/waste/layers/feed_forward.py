@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from waste.backends.base import Array, MlpWeights, Ops, Vector, Wave, Weight
 from waste.backends.shapes import ExpertShape, RouterShape
 from waste.container.layout import RecordLayout
@@ -59,7 +57,7 @@ class Moe:
         routing = ops.route(x, self.gate, self.bias, self.router)
         chunk.trace.routing(self.layer, chunk.start, routing)
         layout = experts.layout(self.layer)
-        waves = experts.waves(self.layer, np.unique(routing.ids).tolist())
+        waves = experts.waves(self.layer, sorted(set(routing.ids.ravel().tolist())))
         if len(waves) == 1:
             with waves[0] as wave:
                 return ops.expert_group(x, routing, layout, wave, self.shape, self.shared)

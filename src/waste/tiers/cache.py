@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from waste.backends.base import Bytes
+from waste.backends.base import Bytes, Record
 from waste.container.layout import RecordLayout
 from waste.container.reader import Bank
 from waste.errors import WasteError
@@ -39,21 +39,22 @@ class Read:
     """A record being read into its slot."""
 
     slot: int
-    buffer: Bytes
+    record: Record
     future: Future[None] | None = None
 
 
 class Arrivals:
     """A wave of records, some of them perhaps still being read. Implements `waste.backends.base.Wave`."""
 
-    def __init__(self, records: Sequence[tuple[int, Bytes]], reads: Sequence[Read | None] = ()) -> None:
-        """reads: for each record its read, None for one that is there; empty: all are there."""
+    def __init__(self, records: Sequence[Record], reads: Mapping[int, Read] | None = None) -> None:
+        """reads: by expert, those that are being read."""
         self.records = records
         self.arrived: npt.NDArray[np.int32] | None = None
         self._futures: list[Future[None]] = []
         if reads:
             self.arrived = flags = np.ones(len(records), np.int32)
-            for i, read in enumerate(reads):
+            for i, record in enumerate(records):
+                read = reads.get(record.expert)
                 if read is not None and read.future is not None:
                     flags[i] = 0
                     self._futures.append(read.future)
@@ -90,6 +91,7 @@ class ExpertCache:
         self._slots = slots
         self._free = list(range(slots - 1, -1, -1))
         self._slot_of: dict[Key, int] = {}
+        self._records: dict[Key, Record] = {}  # of residents
         self._policy: Policy = policy or Lru()
         self._pinned: set[Key] = set()
         self._closed = False
@@ -102,8 +104,9 @@ class ExpertCache:
         """Residents first, so that nothing wanted is evicted for something else wanted."""
         if self._closed:
             raise _closed()
-        resident = [e for e in experts if (layer, e) in self._slot_of]
-        waiting = resident + [e for e in experts if (layer, e) not in self._slot_of]
+        waiting = list(experts)
+        if len(waiting) > self._slots:
+            waiting.sort(key=lambda expert: (layer, expert) not in self._records)
         return [
             self.pinned(layer, waiting[begin : begin + self._slots]) for begin in range(0, len(waiting), self._slots)
         ]
@@ -114,22 +117,18 @@ class ExpertCache:
         keys = [(layer, e) for e in experts]
         self._pinned.update(keys)
         try:
-            missing = []
+            missing = [key for key in keys if key not in self._records]
             for key in keys:
-                if key in self._slot_of:
+                if key in self._records:
                     self.stats.hits += 1
                     self._policy.used(key)
-                else:
-                    missing.append(key)
             if not missing:
-                yield Arrivals([(expert, self._record(key)) for expert, key in zip(experts, keys, strict=True)])
+                yield Arrivals([self._records[key] for key in keys])
                 return
             reads = self._begin(missing)
             try:
-                yield Arrivals(
-                    [(key[1], reads[key].buffer if key in reads else self._record(key)) for key in keys],
-                    [reads.get(key) for key in keys],
-                )
+                found = [reads[key].record if key in reads else self._records[key] for key in keys]
+                yield Arrivals(found, {key[1]: read for key, read in reads.items()})
             finally:
                 self._finish(reads)
         finally:
@@ -139,10 +138,6 @@ class ExpertCache:
         self._closed = True
         self._readers.shutdown(wait=True, cancel_futures=True)
 
-    def _record(self, key: Key) -> Bytes:
-        begin = self._slot_of[key] * self._slot_bytes
-        return self._arena[begin : begin + self._banks[key[0]].layout.stride]
-
     def _begin(self, keys: Sequence[Key]) -> dict[Key, Read]:
         """Start reading `keys` into slots."""
         reads = {}
@@ -150,9 +145,9 @@ class ExpertCache:
             slot = self._take_slot()
             begin = slot * self._slot_bytes
             bank = self._banks[key[0]]
-            reads[key] = Read(slot, self._arena[begin : begin + bank.layout.stride])
+            reads[key] = Read(slot, Record.of(key[1], self._arena[begin : begin + bank.layout.stride]))
         for key, read in reads.items():
-            read.future = self._readers.submit(self._banks[key[0]].read, key[1], read.buffer)
+            read.future = self._readers.submit(self._banks[key[0]].read, key[1], read.record.data)
         return reads
 
     def _finish(self, reads: Mapping[Key, Read]) -> None:
@@ -161,9 +156,10 @@ class ExpertCache:
             assert read.future is not None
             if not read.future.cancelled() and read.future.exception() is None:
                 self._slot_of[key] = read.slot
+                self._records[key] = read.record
                 self._policy.used(key)
                 self.stats.misses += 1
-                self.stats.bytes_read += len(read.buffer)
+                self.stats.bytes_read += read.record.nbytes
             else:
                 self._free.append(read.slot)
 
@@ -171,6 +167,7 @@ class ExpertCache:
         if self._free:
             return self._free.pop()
         victim = self._policy.victim(self._pinned)
+        del self._records[victim]
         return self._slot_of.pop(victim)
 
 

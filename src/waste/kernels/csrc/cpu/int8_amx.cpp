@@ -23,6 +23,8 @@ WASTE_INLINE void configure() {
     config.bytes[i] = VECTOR;
     config.rows[i] = ROWS;
   }
+  // GCC 12 believes that the instruction reads 8 bytes and drops the stores to the others.
+  __asm__ volatile("" : : "r"(&config) : "memory");
   _tile_loadconfig(&config);
 }
 
