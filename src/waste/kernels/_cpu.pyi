@@ -48,8 +48,14 @@ class RecordLayout:
 
 def usable(isa: int) -> bool:
     """
-    Whether this processor runs the code for 0 (portable), 1 (avx2), 2 (avx512).
+    Whether native code can use 0 (portable), 1 (avx2), 2 (avx512), 3 (amx) here.
     """
+
+def active() -> int:
+    """The one in use."""
+
+def force(isa: int | None) -> None:
+    """Use this one from now on; None: the best again."""
 
 def encode(pool: Pool, w: int, fmt: int, rows: int, cols: int, importance: int, isa: int, out: int) -> tuple[int, int]:
     """

@@ -1,7 +1,6 @@
 """Which instruction set native code uses: the best this processor has, or one that was forced for the whole process.
 
-For now that is the encoder's choice alone; its bytes are the same with every one. Kernels that compute pick theirs
-when the library is loaded.
+Results do not depend on it, nor do the bytes of encoded matrices: it is a matter of speed, and of tests.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 from waste.errors import UnsupportedError
 from waste.kernels import _cpu
 
-ISAS = ("portable", "avx2", "avx512")  # slowest first; avx512 includes VNNI and VBMI
-
-_forced: str | None = None
+# Slowest first. avx2 includes FMA and F16C; avx512 includes BW, DQ, VL, VNNI and VBMI; amx is avx512 with int8 tiles.
+ISAS = ("portable", "avx2", "avx512", "amx")
 
 
 def usable() -> tuple[str, ...]:
@@ -19,19 +17,22 @@ def usable() -> tuple[str, ...]:
     return tuple(name for code, name in enumerate(ISAS) if _cpu.usable(code))
 
 
+def active() -> str:
+    """The one in use."""
+    return ISAS[_cpu.active()]
+
+
 def force(isa: str | None) -> None:
     """Use `isa` from now on; None: the best again. UnsupportedError for one that this processor lacks."""
-    global _forced
-    if isa is not None:
-        code_of(isa)
-    _forced = isa
+    _cpu.force(None if isa is None else code_of(isa))
 
 
 def code_of(isa: str | None = None) -> int:
-    """The number by which native code knows `isa`; None: the one to use. UnsupportedError as `force`."""
-    wanted = isa or _forced or usable()[-1]
-    if wanted not in usable():
+    """The number by which native code knows `isa`; None: the one in use. UnsupportedError as `force`."""
+    if isa is None:
+        return _cpu.active()
+    if isa not in usable():
         raise UnsupportedError(
-            f"this processor has no code for instruction set {wanted!r}", hint=f"one of {', '.join(usable())}"
+            f"this processor has no code for instruction set {isa!r}", hint=f"one of {', '.join(usable())}"
         )
-    return ISAS.index(wanted)
+    return ISAS.index(isa)

@@ -6,6 +6,7 @@
 #include "feed_forward.hpp"
 #include "hyper.hpp"
 #include "index.hpp"
+#include "isa.hpp"
 #include "kda.hpp"
 #include "linear.hpp"
 #include "mla.hpp"
@@ -289,9 +290,18 @@ void bind_feed_forward(nb::module_ &m) {
 }
 
 void bind_formats(nb::module_ &m) {
+  m.def("usable", [](int isa) { return isa >= 0 && isa < waste::ISAS && waste::usable(static_cast<waste::Isa>(isa)); },
+        "isa"_a, "Whether native code can use 0 (portable), 1 (avx2), 2 (avx512), 3 (amx) here.");
+  m.def("active", [] { return static_cast<int>(waste::active()); }, "The one in use.");
   m.def(
-      "usable", [](int isa) { return isa >= 0 && isa <= 2 && waste::usable(static_cast<waste::Isa>(isa)); }, "isa"_a,
-      "Whether this processor runs the code for 0 (portable), 1 (avx2), 2 (avx512).");
+      "force",
+      [](std::optional<int> isa) {
+        if (isa.has_value() && (*isa < 0 || *isa >= waste::ISAS)) {
+          throw std::invalid_argument("there is no instruction set " + std::to_string(*isa));
+        }
+        waste::force(isa.has_value() ? std::optional(static_cast<waste::Isa>(*isa)) : std::nullopt);
+      },
+      "isa"_a.none(), "Use this one from now on; None: the best again.");
   m.def(
       "encode",
       [](waste::Pool &pool, Address w, int fmt, std::size_t rows, std::size_t cols, Address importance, int isa,

@@ -14,25 +14,6 @@ constexpr std::size_t WORK = 50;
 
 } // namespace
 
-bool usable(Isa isa) {
-#if defined(WASTE_X86)
-  __builtin_cpu_init();
-  switch (isa) {
-  case Isa::portable:
-    return true;
-  case Isa::avx2:
-    return __builtin_cpu_supports("avx2");
-  case Isa::avx512:
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
-  }
-  return false;
-#else
-  return isa == Isa::portable;
-#endif
-}
-
 EncodeLoss encode(Pool &pool, const float *w, Format format, std::size_t rows, std::size_t cols,
                   const float *importance, Isa isa, std::uint8_t *out) {
   if (!rotated(format)) {
@@ -43,7 +24,7 @@ EncodeLoss encode(Pool &pool, const float *w, Format format, std::size_t rows, s
   }
   auto strip = encode_strip_portable;
 #if defined(WASTE_X86)
-  if (isa != Isa::portable) {
+  if (isa != Isa::portable) { // amx has no part in encoding
     strip = isa == Isa::avx2 ? encode_strip_avx2 : encode_strip_avx512;
   }
 #endif

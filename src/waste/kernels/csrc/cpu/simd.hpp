@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 static_assert(std::endian::native == std::endian::little, "weights are stored little-endian");
 
@@ -46,13 +45,16 @@ using u32x8 = std::uint32_t __attribute__((vector_size(32)));
 using f32x8 = float __attribute__((vector_size(32)));
 using f64x8 = double __attribute__((vector_size(64)));
 
+// The same bits as another type. std::bit_cast would be a function of its own in builds that do not inline it.
+template <class To, class From> WASTE_INLINE To as(From value) { return __builtin_bit_cast(To, value); }
+
 template <class V> WASTE_INLINE V load(const void *from) {
   V value;
-  std::memcpy(&value, from, sizeof value);
+  __builtin_memcpy(&value, from, sizeof value);
   return value;
 }
 
-template <class V> WASTE_INLINE void store(void *to, V value) { std::memcpy(to, &value, sizeof value); }
+template <class V> WASTE_INLINE void store(void *to, V value) { __builtin_memcpy(to, &value, sizeof value); }
 
 WASTE_INLINE f32x16 all(float value) { return f32x16{} + value; }
 
@@ -71,13 +73,16 @@ WASTE_INLINE u8x16 pick(u8x16 table, u8x16 index) { return __builtin_shuffle(tab
 WASTE_INLINE f32x16 pick(f32x16 low, f32x16 high, i32x16 index) { return __builtin_shuffle(low, high, index); }
 #endif
 
+// How many of `left` numbers the next vector holds.
+WASTE_INLINE std::size_t part(std::size_t left) { return left < LANES ? left : LANES; }
+
 // The first `count` <= 16 floats, zeros behind them.
 WASTE_INLINE f32x16 load_part(const float *from, std::size_t count) {
   if (count == LANES) {
     return load<f32x16>(from);
   }
   f32x16 value{};
-  std::memcpy(&value, from, count * sizeof(float));
+  __builtin_memcpy(&value, from, count * sizeof(float));
   return value;
 }
 
@@ -85,7 +90,7 @@ WASTE_INLINE void store_part(float *to, f32x16 value, std::size_t count) {
   if (count == LANES) {
     return store(to, value);
   }
-  std::memcpy(to, &value, count * sizeof(float));
+  __builtin_memcpy(to, &value, count * sizeof(float));
 }
 
 // Sum of the lanes, always by the same tree.
@@ -113,18 +118,32 @@ WASTE_INLINE double sum(f64x8 value) {
 
 WASTE_INLINE f64x8 widen(const float *from) { return __builtin_convertvector(load<f32x8>(from), f64x8); }
 
+// Halves of a vector in float64, and back.
+WASTE_INLINE f64x8 widen_low(f32x16 value) {
+  return __builtin_convertvector(__builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7), f64x8);
+}
+
+WASTE_INLINE f64x8 widen_high(f32x16 value) {
+  return __builtin_convertvector(__builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15), f64x8);
+}
+
+WASTE_INLINE f32x16 narrow(f64x8 low, f64x8 high) {
+  return __builtin_shufflevector(__builtin_convertvector(low, f32x8), __builtin_convertvector(high, f32x8), 0, 1, 2, 3, 4,
+                                 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
 // Sixteen weights of a row-major matrix as floats.
 WASTE_INLINE f32x16 weights(const float *from) { return load<f32x16>(from); }
 
 WASTE_INLINE f32x16 weights(const std::uint16_t *from) { // bf16
   const u32x16 bits = __builtin_convertvector(load<u16x16>(from), u32x16) << 16;
-  return std::bit_cast<f32x16>(bits);
+  return as<f32x16>(bits);
 }
 
 // Eight of them in float64.
 WASTE_INLINE f64x8 widen(const std::uint16_t *from) {
   const u32x8 bits = __builtin_convertvector(load<u16x8>(from), u32x8) << 16;
-  return __builtin_convertvector(std::bit_cast<f32x8>(bits), f64x8);
+  return __builtin_convertvector(as<f32x8>(bits), f64x8);
 }
 
 // Sixteen half-precision numbers as floats. Integer arithmetic: subnormal halves survive flush-to-zero.
@@ -135,8 +154,8 @@ WASTE_INLINE f32x16 halves(const void *from) {
   const i32x16 special = (magnitude << 13) + (224 << 23);
   const i32x16 normal = magnitude >= 0x7c00 ? special : finite;
   const f32x16 tiny = __builtin_convertvector(magnitude, f32x16) * 0x1p-24f;
-  const i32x16 value = magnitude < 0x400 ? std::bit_cast<i32x16>(tiny) : normal;
-  return std::bit_cast<f32x16>(value | ((bits & 0x8000) << 16));
+  const i32x16 value = magnitude < 0x400 ? as<i32x16>(tiny) : normal;
+  return as<f32x16>(value | ((bits & 0x8000) << 16));
 }
 
 // e^x within 2 ulp: Cody-Waite reduction and a polynomial of degree 7 (Cephes expf). Flushes to zero below
@@ -155,9 +174,9 @@ WASTE_INLINE f32x16 exp(f32x16 x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   // 2^n in two factors, as n = 128 has no float.
-  const i32x16 power = std::bit_cast<i32x16>(shifted) - std::bit_cast<i32x16>(all(round));
+  const i32x16 power = as<i32x16>(shifted) - as<i32x16>(all(round));
   const i32x16 half = power >> 1;
-  p = p * std::bit_cast<f32x16>((half + 127) << 23) * std::bit_cast<f32x16>((power - half + 127) << 23);
+  p = p * as<f32x16>((half + 127) << 23) * as<f32x16>((power - half + 127) << 23);
   p = x > top ? all(__builtin_inff()) : p;
   return x < bottom ? f32x16{} : p;
 }

@@ -1,0 +1,92 @@
+// The loops that are compiled once per instruction set, as tables of function pointers.
+//
+// Every file of this folder but lanes.cpp is built several times, with WASTE_ISA naming the namespace (portable, avx2,
+// avx512) and the flags that go with it (CMakeLists.txt). It keeps its functions to itself and defines one table;
+// table.cpp joins the tables of a set. Nothing else may leave such a file, above all no inline function of the standard
+// library that the linker could keep for everybody: check_symbols.cmake looks.
+#pragma once
+
+#include "../weight.hpp"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace waste {
+
+constexpr std::size_t HC_STREAMS = 16; // most residual streams
+
+// vector.cpp: vectors of any length. out may be x.
+struct VectorLanes {
+  double (*sum_squares)(const float *x, std::size_t n);
+  void (*rms_norm)(const float *x, const float *w, std::size_t n, double eps, float *out);
+  void (*swiglu)(float *gate, const float *up, std::size_t n, float limit);
+  void (*scale)(float *x, std::size_t n, float scale);
+  void (*add)(const float *x, const float *y, std::size_t n, float *out);
+};
+
+// streams.cpp: sums over several vectors of n numbers that lie `stride` numbers apart, always in their order.
+struct StreamLanes {
+  // out = (x[0] + x[1] + ...) * (1 / count)
+  void (*mean)(const float *x, std::size_t stride, std::size_t count, std::size_t n, float *out);
+  // out = 0 + weight[0] * x[0] + weight[1] * x[1] + ..., then + more unless null
+  void (*weighted)(const float *x, std::size_t stride, const float *weight, std::size_t count, const float *more,
+                   std::size_t n, float *out);
+  // In place: x[i] = post[i] * out + comb[0, i] * x[0] + comb[1, i] * x[1] + ...; count <= HC_STREAMS
+  void (*mix)(float *x, std::size_t stride, const float *post, const float *comb, std::size_t count, const float *out,
+              std::size_t n);
+};
+
+// rows.cpp: products of row-major matrices. y[t][at + r] = w[r] . x[t] for r < count; w (count, cols).
+struct RowLanes {
+  void (*f32)(const float *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
+              float *const *y, std::size_t at);
+  void (*bf16)(const std::uint16_t *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
+               float *const *y, std::size_t at);
+  // Accumulated in float64.
+  void (*f32_f64)(const float *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
+                  double *const *y, std::size_t at);
+  void (*bf16_f64)(const std::uint16_t *w, std::size_t cols, std::size_t count, const float *const *x,
+                   std::size_t tokens, double *const *y, std::size_t at);
+};
+
+// strips.cpp: products of one strip. y[t][at + r] = w[begin + r] . x[t] for begin + r < end <= 16.
+struct StripLanes {
+  void (*dot)(Format format, const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+              const float *const *x, std::size_t tokens, float *const *y, std::size_t at);
+  void (*dot_f64)(Format format, const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                  const float *const *x, std::size_t tokens, double *const *y, std::size_t at);
+};
+
+// decode.cpp: stored weights as floats, and inputs into the coordinates of the rotated formats.
+struct DecodeLanes {
+  void (*bf16)(const std::uint16_t *w, std::size_t n, float *out);
+  // Rows begin <= row < end of a strip: out (end - begin, cols).
+  void (*strip)(Format format, const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
+                float *out);
+  // x (cols) -> out (cols padded to 128)
+  void (*rotate)(const float *x, std::size_t cols, float *out);
+};
+
+struct Lanes {
+  const VectorLanes &vector;
+  const StreamLanes &streams;
+  const RowLanes &rows;
+  const StripLanes &strips;
+  const DecodeLanes &decode;
+};
+
+// Those of the instruction set to use now (isa.hpp). Ask once per stage or call: a set that is forced meanwhile shows
+// from the next question on.
+const Lanes &lanes();
+
+#if defined(WASTE_ISA)
+namespace WASTE_ISA {
+extern const VectorLanes VECTOR;
+extern const StreamLanes STREAMS;
+extern const RowLanes ROWS;
+extern const StripLanes STRIPS;
+extern const DecodeLanes DECODE;
+} // namespace WASTE_ISA
+#endif
+
+} // namespace waste

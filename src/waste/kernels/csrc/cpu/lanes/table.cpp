@@ -1,0 +1,9 @@
+// The tables of one instruction set, together.
+#include "lanes.hpp"
+
+namespace waste::WASTE_ISA {
+
+extern const Lanes LANES;
+const Lanes LANES = {VECTOR, STREAMS, ROWS, STRIPS, DECODE};
+
+} // namespace waste::WASTE_ISA
