@@ -65,27 +65,43 @@ WASTE_INLINE void rows(const T *w, std::size_t cols, std::size_t count, const fl
   }
 }
 
+// Rows that share a conversion of the vector to float64.
+template <std::size_t ROWS, class T>
+WASTE_INLINE void rows_f64_tile(const T *w, std::size_t cols, const float *x, double *y) {
+  f64x8 low[ROWS]{}, high[ROWS]{};
+  const std::size_t whole = cols / LANES * LANES;
+  for (std::size_t k = 0; k < whole; k += LANES) {
+    const f64x8 a = widen(x + k), b = widen(x + k + 8);
+    for (std::size_t r = 0; r < ROWS; ++r) {
+      low[r] += widen(w + r * cols + k) * a;
+      high[r] += widen(w + r * cols + k + 8) * b;
+    }
+  }
+  if (whole < cols) {
+    float v[LANES];
+    store(v, load_part(x + whole, cols - whole));
+    for (std::size_t r = 0; r < ROWS; ++r) {
+      T part[LANES] = {};
+      __builtin_memcpy(part, w + r * cols + whole, (cols - whole) * sizeof(T));
+      low[r] += widen(part) * widen(v);
+      high[r] += widen(part + 8) * widen(v + 8);
+    }
+  }
+  for (std::size_t r = 0; r < ROWS; ++r) {
+    y[r] = sum(low[r] + high[r]);
+  }
+}
+
 template <class T>
 WASTE_INLINE void rows_f64(const T *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
                            double *const *y, std::size_t at) {
-  const std::size_t whole = cols / LANES * LANES;
   for (std::size_t t = 0; t < tokens; ++t) {
-    for (std::size_t r = 0; r < count; ++r) {
-      const T *row = w + r * cols;
-      f64x8 low{}, high{};
-      for (std::size_t k = 0; k < whole; k += LANES) {
-        low += widen(row + k) * widen(x[t] + k);
-        high += widen(row + k + 8) * widen(x[t] + k + 8);
-      }
-      if (whole < cols) {
-        T part[LANES] = {};
-        float v[LANES] = {};
-        __builtin_memcpy(part, row + whole, (cols - whole) * sizeof(T));
-        __builtin_memcpy(v, x[t] + whole, (cols - whole) * sizeof(float));
-        low += widen(part) * widen(v);
-        high += widen(part + 8) * widen(v + 8);
-      }
-      y[t][at + r] = sum(low + high);
+    std::size_t r = 0;
+    for (; r + 4 <= count; r += 4) {
+      rows_f64_tile<4>(w + r * cols, cols, x[t], y[t] + at + r);
+    }
+    for (; r < count; ++r) {
+      rows_f64_tile<1>(w + r * cols, cols, x[t], y[t] + at + r);
     }
   }
 }

@@ -9,11 +9,19 @@ namespace {
 
 double sum_squares(const float *x, std::size_t n) {
   f64x8 low{}, high{};
-  for (std::size_t i = 0; i < n; i += LANES) {
-    const f32x16 v = load_part(x + i, part(n - i));
-    const f64x8 a = widen_low(v), b = widen_high(v);
+  const auto take = [&](const float *v) __attribute__((always_inline)) {
+    const f64x8 a = widen(v), b = widen(v + 8);
     low += a * a;
     high += b * b;
+  };
+  std::size_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    take(x + i);
+  }
+  if (i < n) {
+    float rest[LANES];
+    store(rest, load_part(x + i, n - i));
+    take(rest);
   }
   return sum(low + high);
 }
@@ -21,11 +29,8 @@ double sum_squares(const float *x, std::size_t n) {
 // Statistics and the product in float64.
 void rms_norm(const float *x, const float *w, std::size_t n, double eps, float *out) {
   const double inverse = 1.0 / __builtin_sqrt(sum_squares(x, n) / static_cast<double>(n) + eps);
-  for (std::size_t i = 0; i < n; i += LANES) {
-    const std::size_t count = part(n - i);
-    const f32x16 v = load_part(x + i, count), by = load_part(w + i, count);
-    store_part(out + i, narrow(widen_low(v) * inverse * widen_low(by), widen_high(v) * inverse * widen_high(by)),
-               count);
+  for (std::size_t i = 0; i < n; ++i) { // left to the compiler, which converts better than its own vector types do
+    out[i] = static_cast<float>(x[i] * inverse * w[i]);
   }
 }
 
