@@ -97,11 +97,9 @@ WASTE_INLINE void store_part(float *to, f32x16 value, std::size_t count) {
   __builtin_memcpy(to, &value, count * sizeof(float));
 }
 
-// Sum of the lanes, always by the same tree.
-WASTE_INLINE float sum(f32x16 value) {
-  float lane[LANES];
-  store(lane, value);
-  for (std::size_t width = LANES / 2; width > 0; width /= 2) {
+// Sum of COUNT numbers, a power of two, always by the same tree. Overwrites them.
+template <std::size_t COUNT, class T> WASTE_INLINE T fold(T *lane) {
+  for (std::size_t width = COUNT / 2; width > 0; width /= 2) {
     for (std::size_t i = 0; i < width; ++i) {
       lane[i] += lane[i + width];
     }
@@ -109,15 +107,16 @@ WASTE_INLINE float sum(f32x16 value) {
   return lane[0];
 }
 
+WASTE_INLINE float sum(f32x16 value) {
+  float lane[LANES];
+  store(lane, value);
+  return fold<LANES>(lane);
+}
+
 WASTE_INLINE double sum(f64x8 value) {
   double lane[8];
   store(lane, value);
-  for (std::size_t width = 4; width > 0; width /= 2) {
-    for (std::size_t i = 0; i < width; ++i) {
-      lane[i] += lane[i + width];
-    }
-  }
-  return lane[0];
+  return fold<8>(lane);
 }
 
 // Eight floats in float64. The compiler's own conversion makes four instructions of AVX-512's one.
@@ -157,31 +156,32 @@ WASTE_INLINE f32x16 halves(const void *from) {
   return as<f32x16>(value | ((bits & 0x8000) << 16));
 }
 
-// e^x within 2 ulp: Cody-Waite reduction and a polynomial of degree 7 (Cephes expf). Flushes to zero below
-// -87.3, where the result would be subnormal.
-WASTE_INLINE f32x16 exp(f32x16 x) {
+// e^x within 2 ulp, for vectors of floats of any width: Cody-Waite reduction and a polynomial of degree 7 (Cephes
+// expf). Flushes to zero below -87.3, where the result would be subnormal.
+template <class V> WASTE_INLINE V exp(V x) {
+  using I = decltype(x > x);
   constexpr float top = 88.722839f, bottom = -87.336544f, round = 12582912.0f; // 1.5 * 2^23
-  f32x16 a = x > top ? all(top) : x;
-  a = a < bottom ? all(bottom) : a;
-  const f32x16 shifted = a * 1.44269504088896341f + round;
-  const f32x16 n = shifted - round;
-  const f32x16 r = (a - n * 0.693359375f) - n * -2.12194440e-4f;
-  f32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  V a = x > top ? V{} + top : x;
+  a = a < bottom ? V{} + bottom : a;
+  const V shifted = a * 1.44269504088896341f + round;
+  const V n = shifted - round;
+  const V r = (a - n * 0.693359375f) - n * -2.12194440e-4f;
+  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   // 2^n in two factors, as n = 128 has no float.
-  const i32x16 power = as<i32x16>(shifted) - as<i32x16>(all(round));
-  const i32x16 half = power >> 1;
-  p = p * as<f32x16>((half + 127) << 23) * as<f32x16>((power - half + 127) << 23);
-  p = x > top ? all(__builtin_inff()) : p;
-  return x < bottom ? f32x16{} : p;
+  const I power = as<I>(shifted) - as<I>(V{} + round);
+  const I half = power >> 1;
+  p = p * as<V>((half + 127) << 23) * as<V>((power - half + 127) << 23);
+  p = x > top ? V{} + __builtin_inff() : p;
+  return x < bottom ? V{} : p;
 }
 
-WASTE_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+template <class V> WASTE_INLINE V sigmoid(V x) { return 1.0f / (1.0f + exp(-x)); }
 
-WASTE_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
+template <class V> WASTE_INLINE V silu(V x) { return x / (1.0f + exp(-x)); }
 
 } // namespace waste

@@ -2,35 +2,53 @@
 // the order is the same, so a token gets the same bits alone and in a batch.
 #include "lanes.hpp"
 
-#include "../simd.hpp"
+#include "native.hpp"
 
 namespace waste::WASTE_ISA {
 
 namespace {
 
+// Rows and vectors whose sums the registers hold. Alone, a vector wants enough rows to hide the latency of an addition:
+// eight sums.
+constexpr std::size_t TILE_VECTORS = FLOATS == 16 ? 4 : FLOATS == 8 ? 2 : 1;
+constexpr std::size_t TILE_ROWS = MANY_REGISTERS ? 4 : 2;
+constexpr std::size_t ROWS_ALONE = MANY_REGISTERS ? 4 : 8 / PARTS;
+
+// The last k, from `whole` on, of a row of weights or of a vector, with zeros behind them.
+template <class T> struct Rest {
+  T of[LANES];
+
+  WASTE_INLINE Rest(const T *row, std::size_t whole, std::size_t cols) : of{} {
+    __builtin_memcpy(of, row + whole, (cols - whole) * sizeof(T));
+  }
+};
+
 template <std::size_t ROWS, std::size_t VECTORS, class T>
-WASTE_INLINE void rows_tile(const T *w, std::size_t cols, const float *const *x, float *const *y, std::size_t at) {
-  f32x16 acc[ROWS][VECTORS]{};
+WASTE_INLINE void tile(const T *w, std::size_t cols, const float *const *x, float *const *y, std::size_t at) {
+  Floats acc[ROWS][VECTORS][PARTS]{};
   const std::size_t whole = cols / LANES * LANES;
   for (std::size_t k = 0; k < whole; k += LANES) {
-    f32x16 v[VECTORS];
-    for (std::size_t t = 0; t < VECTORS; ++t) {
-      v[t] = load<f32x16>(x[t] + k);
-    }
-    for (std::size_t r = 0; r < ROWS; ++r) {
-      const f32x16 row = weights(w + r * cols + k);
+    for (std::size_t p = 0; p < PARTS; ++p) {
+      Floats v[VECTORS];
       for (std::size_t t = 0; t < VECTORS; ++t) {
-        acc[r][t] += row * v[t];
+        v[t] = floats(x[t] + k + p * FLOATS);
+      }
+      for (std::size_t r = 0; r < ROWS; ++r) {
+        const Floats row = floats(w + r * cols + k + p * FLOATS);
+        for (std::size_t t = 0; t < VECTORS; ++t) {
+          acc[r][t][p] += row * v[t];
+        }
       }
     }
   }
   if (whole < cols) {
     for (std::size_t r = 0; r < ROWS; ++r) {
-      T part[LANES] = {};
-      __builtin_memcpy(part, w + r * cols + whole, (cols - whole) * sizeof(T));
-      const f32x16 row = weights(part);
+      const Rest<T> row(w + r * cols, whole, cols);
       for (std::size_t t = 0; t < VECTORS; ++t) {
-        acc[r][t] += row * load_part(x[t] + whole, cols - whole);
+        const Rest<float> v(x[t], whole, cols);
+        for (std::size_t p = 0; p < PARTS; ++p) {
+          acc[r][t][p] += floats(row.of + p * FLOATS) * floats(v.of + p * FLOATS);
+        }
       }
     }
   }
@@ -41,73 +59,77 @@ WASTE_INLINE void rows_tile(const T *w, std::size_t cols, const float *const *x,
   }
 }
 
-template <std::size_t VECTORS, class T>
-WASTE_INLINE void rows_tokens(const T *w, std::size_t cols, std::size_t rows, const float *const *x, float *const *y,
-                              std::size_t at) {
+template <std::size_t ROWS, std::size_t VECTORS, class T>
+WASTE_INLINE void tiles(const T *w, std::size_t cols, std::size_t count, const float *const *x, float *const *y,
+                        std::size_t at) {
   std::size_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    rows_tile<4, VECTORS>(w + r * cols, cols, x, y, at + r);
+  for (; r + ROWS <= count; r += ROWS) {
+    tile<ROWS, VECTORS>(w + r * cols, cols, x, y, at + r);
   }
-  for (; r < rows; ++r) {
-    rows_tile<1, VECTORS>(w + r * cols, cols, x, y, at + r);
+  for (; r < count; ++r) {
+    tile<1, VECTORS>(w + r * cols, cols, x, y, at + r);
   }
 }
 
 template <class T>
-WASTE_INLINE void rows(const T *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
-                       float *const *y, std::size_t at) {
+void dot(const T *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens, float *const *y,
+         std::size_t at) {
   std::size_t t = 0;
-  for (; t + 2 <= tokens; t += 2) {
-    rows_tokens<2>(w, cols, count, x + t, y + t, at);
+  if constexpr (TILE_VECTORS > 1) {
+    for (; t + TILE_VECTORS <= tokens; t += TILE_VECTORS) {
+      tiles<TILE_ROWS, TILE_VECTORS>(w, cols, count, x + t, y + t, at);
+    }
   }
-  if (t < tokens) {
-    rows_tokens<1>(w, cols, count, x + t, y + t, at);
+  for (; t < tokens; ++t) {
+    tiles<ROWS_ALONE, 1>(w, cols, count, x + t, y + t, at);
   }
 }
 
-// Rows that share a conversion of the vector to float64.
 template <std::size_t ROWS, class T>
-WASTE_INLINE void rows_f64_tile(const T *w, std::size_t cols, const float *x, double *y) {
-  f64x8 low[ROWS]{}, high[ROWS]{};
+WASTE_INLINE void tile_f64(const T *w, std::size_t cols, const float *x, double *y) {
+  Doubles acc[ROWS][WIDE_PARTS]{};
   const std::size_t whole = cols / LANES * LANES;
   for (std::size_t k = 0; k < whole; k += LANES) {
-    const f64x8 a = widen(x + k), b = widen(x + k + 8);
-    for (std::size_t r = 0; r < ROWS; ++r) {
-      low[r] += widen(w + r * cols + k) * a;
-      high[r] += widen(w + r * cols + k + 8) * b;
+    for (std::size_t p = 0; p < WIDE_PARTS; ++p) {
+      const Doubles v = doubles(x + k + p * DOUBLES);
+      for (std::size_t r = 0; r < ROWS; ++r) {
+        acc[r][p] += doubles(w + r * cols + k + p * DOUBLES) * v;
+      }
     }
   }
   if (whole < cols) {
-    float v[LANES];
-    store(v, load_part(x + whole, cols - whole));
+    const Rest<float> v(x, whole, cols);
     for (std::size_t r = 0; r < ROWS; ++r) {
-      T part[LANES] = {};
-      __builtin_memcpy(part, w + r * cols + whole, (cols - whole) * sizeof(T));
-      low[r] += widen(part) * widen(v);
-      high[r] += widen(part + 8) * widen(v + 8);
+      const Rest<T> row(w + r * cols, whole, cols);
+      for (std::size_t p = 0; p < WIDE_PARTS; ++p) {
+        acc[r][p] += doubles(row.of + p * DOUBLES) * doubles(v.of + p * DOUBLES);
+      }
     }
   }
   for (std::size_t r = 0; r < ROWS; ++r) {
-    y[r] = sum(low[r] + high[r]);
+    y[r] = sum(acc[r]);
   }
 }
 
 template <class T>
-WASTE_INLINE void rows_f64(const T *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
-                           double *const *y, std::size_t at) {
+void dot_f64(const T *w, std::size_t cols, std::size_t count, const float *const *x, std::size_t tokens,
+             double *const *y, std::size_t at) {
+  constexpr std::size_t ROWS = 8 / WIDE_PARTS; // share a conversion of the vector
   for (std::size_t t = 0; t < tokens; ++t) {
     std::size_t r = 0;
-    for (; r + 4 <= count; r += 4) {
-      rows_f64_tile<4>(w + r * cols, cols, x[t], y[t] + at + r);
+    if constexpr (ROWS > 1) {
+      for (; r + ROWS <= count; r += ROWS) {
+        tile_f64<ROWS>(w + r * cols, cols, x[t], y[t] + at + r);
+      }
     }
     for (; r < count; ++r) {
-      rows_f64_tile<1>(w + r * cols, cols, x[t], y[t] + at + r);
+      tile_f64<1>(w + r * cols, cols, x[t], y[t] + at + r);
     }
   }
 }
 
 } // namespace
 
-const RowLanes ROWS = {rows<float>, rows<std::uint16_t>, rows_f64<float>, rows_f64<std::uint16_t>};
+const RowLanes ROWS = {dot<float>, dot<std::uint16_t>, dot_f64<float>, dot_f64<std::uint16_t>};
 
 } // namespace waste::WASTE_ISA

@@ -1,7 +1,7 @@
 // Sums over several vectors: the mean and the mixing of residual streams, the weighted outputs of experts.
 #include "lanes.hpp"
 
-#include "../simd.hpp"
+#include "native.hpp"
 
 namespace waste::WASTE_ISA {
 
@@ -13,28 +13,31 @@ constexpr std::size_t BLOCK = 4;
 // body(at, lanes of each vector, number of vectors) over n numbers: blocks, then single vectors, the last one short.
 template <class Body> WASTE_INLINE void blocks(std::size_t n, const Body &body) {
   std::size_t at = 0;
-  for (; at + BLOCK * LANES <= n; at += BLOCK * LANES) {
-    body.template operator()<BLOCK>(at, LANES);
+  for (; at + BLOCK * FLOATS <= n; at += BLOCK * FLOATS) {
+    body.template operator()<BLOCK>(at, FLOATS);
   }
-  for (; at < n; at += LANES) {
-    body.template operator()<1>(at, part(n - at));
+  for (; at + FLOATS <= n; at += FLOATS) {
+    body.template operator()<1>(at, FLOATS);
+  }
+  if (at < n) {
+    body.template operator()<1>(at, n - at);
   }
 }
 
 void mean(const float *x, std::size_t stride, std::size_t count, std::size_t n, float *out) {
   const float share = 1.0f / static_cast<float>(count);
   blocks(n, [=]<std::size_t VECTORS>(std::size_t at, std::size_t lanes) __attribute__((always_inline)) {
-    f32x16 total[VECTORS];
+    Floats total[VECTORS];
     for (std::size_t v = 0; v < VECTORS; ++v) {
-      total[v] = load_part(x + at + v * LANES, lanes);
+      total[v] = some(x + at + v * FLOATS, lanes);
     }
     for (std::size_t k = 1; k < count; ++k) {
       for (std::size_t v = 0; v < VECTORS; ++v) {
-        total[v] += load_part(x + k * stride + at + v * LANES, lanes);
+        total[v] += some(x + k * stride + at + v * FLOATS, lanes);
       }
     }
     for (std::size_t v = 0; v < VECTORS; ++v) {
-      store_part(out + at + v * LANES, total[v] * share, lanes);
+      store_some(out + at + v * FLOATS, total[v] * share, lanes);
     }
   });
 }
@@ -42,17 +45,17 @@ void mean(const float *x, std::size_t stride, std::size_t count, std::size_t n, 
 void weighted(const float *x, std::size_t stride, const float *weight, std::size_t count, const float *more,
               std::size_t n, float *out) {
   blocks(n, [=]<std::size_t VECTORS>(std::size_t at, std::size_t lanes) __attribute__((always_inline)) {
-    f32x16 total[VECTORS]{};
+    Floats total[VECTORS]{};
     for (std::size_t k = 0; k < count; ++k) {
       for (std::size_t v = 0; v < VECTORS; ++v) {
-        total[v] += weight[k] * load_part(x + k * stride + at + v * LANES, lanes);
+        total[v] += weight[k] * some(x + k * stride + at + v * FLOATS, lanes);
       }
     }
     for (std::size_t v = 0; v < VECTORS; ++v) {
       if (more != nullptr) {
-        total[v] += load_part(more + at + v * LANES, lanes);
+        total[v] += some(more + at + v * FLOATS, lanes);
       }
-      store_part(out + at + v * LANES, total[v], lanes);
+      store_some(out + at + v * FLOATS, total[v], lanes);
     }
   });
 }
@@ -62,21 +65,20 @@ template <std::size_t N>
 WASTE_INLINE void mix_streams(float *x, std::size_t stride, const float *post, const float *comb, std::size_t given,
                               const float *out, std::size_t n) {
   const std::size_t count = N > 0 ? N : given;
-  for (std::size_t at = 0; at < n; at += LANES) {
-    const std::size_t lanes = part(n - at);
-    f32x16 old[N > 0 ? N : HC_STREAMS];
+  each(n, [=](std::size_t at, std::size_t lanes) __attribute__((always_inline)) {
+    Floats old[N > 0 ? N : HC_STREAMS];
     for (std::size_t k = 0; k < count; ++k) {
-      old[k] = load_part(x + k * stride + at, lanes);
+      old[k] = some(x + k * stride + at, lanes);
     }
-    const f32x16 added = load_part(out + at, lanes);
+    const Floats added = some(out + at, lanes);
     for (std::size_t i = 0; i < count; ++i) {
-      f32x16 next = post[i] * added;
+      Floats next = post[i] * added;
       for (std::size_t k = 0; k < count; ++k) {
         next += comb[k * count + i] * old[k];
       }
-      store_part(x + i * stride + at, next, lanes);
+      store_some(x + i * stride + at, next, lanes);
     }
-  }
+  });
 }
 
 void mix(float *x, std::size_t stride, const float *post, const float *comb, std::size_t count, const float *out,

@@ -1,29 +1,30 @@
 // Norms, the gated activation and sums, on vectors of any length.
 #include "lanes.hpp"
 
-#include "../simd.hpp"
+#include "native.hpp"
 
 namespace waste::WASTE_ISA {
 
 namespace {
 
 double sum_squares(const float *x, std::size_t n) {
-  f64x8 low{}, high{};
+  Doubles total[WIDE_PARTS]{};
   const auto take = [&](const float *v) __attribute__((always_inline)) {
-    const f64x8 a = widen(v), b = widen(v + 8);
-    low += a * a;
-    high += b * b;
+    for (std::size_t p = 0; p < WIDE_PARTS; ++p) {
+      const Doubles a = doubles(v + p * DOUBLES);
+      total[p] += a * a;
+    }
   };
   std::size_t i = 0;
   for (; i + LANES <= n; i += LANES) {
     take(x + i);
   }
   if (i < n) {
-    float rest[LANES];
-    store(rest, load_part(x + i, n - i));
+    float rest[LANES] = {};
+    __builtin_memcpy(rest, x + i, (n - i) * sizeof(float));
     take(rest);
   }
-  return sum(low + high);
+  return sum(total);
 }
 
 // Statistics and the product in float64.
@@ -35,29 +36,26 @@ void rms_norm(const float *x, const float *w, std::size_t n, double eps, float *
 }
 
 void swiglu(float *gate, const float *up, std::size_t n, float limit) {
-  const f32x16 top = all(limit), bottom = all(-limit);
-  for (std::size_t i = 0; i < n; i += LANES) {
-    const std::size_t count = part(n - i);
-    f32x16 g = load_part(gate + i, count), u = load_part(up + i, count);
+  const Floats top = Floats{} + limit, bottom = -top;
+  each(n, [=](std::size_t i, std::size_t count) __attribute__((always_inline)) {
+    Floats g = some(gate + i, count), u = some(up + i, count);
     g = g > top ? top : g;
     u = u > top ? top : u;
     u = u < bottom ? bottom : u;
-    store_part(gate + i, silu(g) * u, count);
-  }
+    store_some(gate + i, silu(g) * u, count);
+  });
 }
 
 void scale(float *x, std::size_t n, float scale) {
-  for (std::size_t i = 0; i < n; i += LANES) {
-    const std::size_t count = part(n - i);
-    store_part(x + i, load_part(x + i, count) * scale, count);
-  }
+  each(n, [=](std::size_t i, std::size_t count) __attribute__((always_inline)) {
+    store_some(x + i, some(x + i, count) * scale, count);
+  });
 }
 
 void add(const float *x, const float *y, std::size_t n, float *out) {
-  for (std::size_t i = 0; i < n; i += LANES) {
-    const std::size_t count = part(n - i);
-    store_part(out + i, load_part(x + i, count) + load_part(y + i, count), count);
-  }
+  each(n, [=](std::size_t i, std::size_t count) __attribute__((always_inline)) {
+    store_some(out + i, some(x + i, count) + some(y + i, count), count);
+  });
 }
 
 } // namespace
