@@ -67,12 +67,48 @@ struct DecodeLanes {
   void (*rotate)(const float *x, std::size_t cols, float *out);
 };
 
+// kda.cpp: one head of `dim` channels.
+struct KdaLanes {
+  // out = silu of the causal convolution at token t: in (T, stride), past (taps - 1, stride), kernel (dim, taps)
+  void (*convolve)(const float *in, const float *past, const float *kernel, std::size_t t, std::size_t taps,
+                   std::size_t stride, std::size_t dim, float *out);
+  // S (dim, dim) = decay (rows) * S; delta = beta * (v - k @ S); S += outer(k, delta); out = q @ S
+  void (*step)(float *s, std::size_t dim, const float *q, const float *k, const float *v, const float *decay,
+               float beta, float *delta, float *out);
+  void (*gate)(float *x, const float *gate, std::size_t dim); // x *= sigmoid(gate)
+  // decay = exp(bound * sigmoid(rate * (f + bias)))
+  void (*bounded_decay)(const float *f, const float *bias, float rate, float bound, std::size_t dim, float *decay);
+};
+
+constexpr std::size_t MLA_HEADS = 4; // that share a pass over the cache; each keeps its own sums
+
+// mla.cpp: `heads` <= MLA_HEADS of one query and the `count` rows of the cache it attends to, all or those in positions.
+struct MlaLanes {
+  void (*softmax)(float *score, std::size_t count); // in place; float32 values, their sum in float64
+  // score[h][j] = q[h] . row j * scale
+  void (*scores)(const float *const *q, std::size_t heads, const float *cache, const std::int32_t *positions,
+                 std::size_t count, std::size_t row, float scale, float *const *score);
+  // mixed[h] = sum over j, in order, of p[h][j] * row j (its first `width` numbers)
+  void (*mix)(float *const *p, std::size_t heads, const float *cache, const std::int32_t *positions,
+              std::size_t count, std::size_t row, std::size_t width, float *const *mixed);
+};
+
+// index.cpp
+struct IndexLanes {
+  // score[j] = sum over heads of weight[h] * relu((q[h] . key j) * scale), for pools begin <= j < end
+  void (*scores)(const float *q, const float *weight, const float *keys, std::size_t begin, std::size_t end,
+                 std::size_t heads, std::size_t d, float scale, double *score);
+};
+
 struct Lanes {
   const VectorLanes &vector;
   const StreamLanes &streams;
   const RowLanes &rows;
   const StripLanes &strips;
   const DecodeLanes &decode;
+  const KdaLanes &kda;
+  const MlaLanes &mla;
+  const IndexLanes &index;
 };
 
 // Those of the instruction set to use now (isa.hpp). Ask once per stage or call: a set that is forced meanwhile shows
@@ -86,6 +122,9 @@ extern const StreamLanes STREAMS;
 extern const RowLanes ROWS;
 extern const StripLanes STRIPS;
 extern const DecodeLanes DECODE;
+extern const KdaLanes KDA;
+extern const MlaLanes MLA;
+extern const IndexLanes INDEX;
 } // namespace WASTE_ISA
 #endif
 

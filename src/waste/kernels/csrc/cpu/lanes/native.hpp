@@ -66,6 +66,15 @@ WASTE_INLINE Doubles doubles(const std::uint16_t *from) { // bf16
 #endif
 }
 
+// The end of a vector of `cols` numbers, from `whole` on, with zeros behind it.
+template <class T> struct Rest {
+  T of[LANES];
+
+  WASTE_INLINE Rest(const T *from, std::size_t whole, std::size_t cols) : of{} {
+    __builtin_memcpy(of, from + whole, (cols - whole) * sizeof(T));
+  }
+};
+
 // Sums of sixteen lanes, always by the same tree.
 WASTE_INLINE float sum(const Floats (&parts)[PARTS]) {
   float lane[LANES];

@@ -14,15 +14,6 @@ constexpr std::size_t TILE_VECTORS = FLOATS == 16 ? 4 : FLOATS == 8 ? 2 : 1;
 constexpr std::size_t TILE_ROWS = MANY_REGISTERS ? 4 : 2;
 constexpr std::size_t ROWS_ALONE = MANY_REGISTERS ? 4 : 8 / PARTS;
 
-// The last k, from `whole` on, of a row of weights or of a vector, with zeros behind them.
-template <class T> struct Rest {
-  T of[LANES];
-
-  WASTE_INLINE Rest(const T *row, std::size_t whole, std::size_t cols) : of{} {
-    __builtin_memcpy(of, row + whole, (cols - whole) * sizeof(T));
-  }
-};
-
 template <std::size_t ROWS, std::size_t VECTORS, class T>
 WASTE_INLINE void tile(const T *w, std::size_t cols, const float *const *x, float *const *y, std::size_t at) {
   Floats acc[ROWS][VECTORS][PARTS]{};
