@@ -1,39 +1,17 @@
-// Sixteen lanes: the vector types the hot loops are written in, and the few functions on them.
+// Vector types of the compiler, and the few functions on them.
 //
-// The compiler's own vector types lower to whatever the target has (one AVX-512 register, two AVX, four SSE or
-// NEON), always with the same operations on the same lanes. With -ffp-contract=off every target therefore
-// computes the same bits, which is what allows several clones of one function.
+// They lower to whatever the target has (one AVX-512 register, two of AVX, four of SSE or NEON), always with the same
+// operations on the same lanes. With -ffp-contract=off every instruction set therefore computes the same bits. Sixteen
+// lanes are what results are defined for; loops that must be fast take them one register at a time (lanes/native.hpp).
 #pragma once
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 static_assert(std::endian::native == std::endian::little, "weights are stored little-endian");
 
 #define WASTE_INLINE inline __attribute__((always_inline))
-
-// Clones need ifunc (ELF) and GCC's resolver; elsewhere the one portable version is built. Versions are clones with a
-// body of their own: WIDE is true in the one for AVX-512.
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define WASTE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#define WASTE_VERSIONS(HEAD, ...)                                                                                      \
-  __attribute__((target("arch=x86-64-v4"))) HEAD { WASTE_BODY(true, __VA_ARGS__) }                                     \
-  __attribute__((target("arch=x86-64-v3"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
-  __attribute__((target("arch=x86-64-v2"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
-  __attribute__((target("default"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }
-#else
-#define WASTE_CLONES
-#define WASTE_VERSIONS(HEAD, ...)                                                                                      \
-  HEAD { WASTE_BODY(false, __VA_ARGS__) }
-#endif
-#define WASTE_BODY(IS_WIDE, ...)                                                                                       \
-  constexpr bool WIDE = IS_WIDE;                                                                                       \
-  __VA_ARGS__;
 
 namespace waste {
 
@@ -45,8 +23,10 @@ using u32x16 = std::uint32_t __attribute__((vector_size(64)));
 using u8x16 = std::uint8_t __attribute__((vector_size(16)));
 using u16x16 = std::uint16_t __attribute__((vector_size(32)));
 using u16x8 = std::uint16_t __attribute__((vector_size(16)));
-using u32x8 = std::uint32_t __attribute__((vector_size(32)));
+using f32x4 = float __attribute__((vector_size(16)));
 using f32x8 = float __attribute__((vector_size(32)));
+using f64x2 = double __attribute__((vector_size(16)));
+using f64x4 = double __attribute__((vector_size(32)));
 using f64x8 = double __attribute__((vector_size(64)));
 
 // The same bits as another type. std::bit_cast would be a function of its own in builds that do not inline it.
@@ -59,8 +39,6 @@ template <class V> WASTE_INLINE V load(const void *from) {
 }
 
 template <class V> WASTE_INLINE void store(void *to, V value) { __builtin_memcpy(to, &value, sizeof value); }
-
-WASTE_INLINE f32x16 all(float value) { return f32x16{} + value; }
 
 // Look-ups, lane by lane: table[index % 16], and the two vectors of a table[index % 32].
 #if defined(__clang__)
@@ -77,71 +55,21 @@ WASTE_INLINE u8x16 pick(u8x16 table, u8x16 index) { return __builtin_shuffle(tab
 WASTE_INLINE f32x16 pick(f32x16 low, f32x16 high, i32x16 index) { return __builtin_shuffle(low, high, index); }
 #endif
 
-// How many of `left` numbers the next vector holds.
-WASTE_INLINE std::size_t part(std::size_t left) { return left < LANES ? left : LANES; }
-
-// The first `count` <= 16 floats, zeros behind them.
-WASTE_INLINE f32x16 load_part(const float *from, std::size_t count) {
-  if (count == LANES) {
-    return load<f32x16>(from);
-  }
-  f32x16 value{};
-  __builtin_memcpy(&value, from, count * sizeof(float));
-  return value;
+// Sum of the lanes, always by the same tree: the upper half is added to the lower one until one is left.
+WASTE_INLINE float sum(f32x4 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+WASTE_INLINE float sum(f32x8 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 }
-
-WASTE_INLINE void store_part(float *to, f32x16 value, std::size_t count) {
-  if (count == LANES) {
-    return store(to, value);
-  }
-  __builtin_memcpy(to, &value, count * sizeof(float));
+WASTE_INLINE float sum(f32x16 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+             __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
 }
-
-// Sum of COUNT numbers, a power of two, always by the same tree. Overwrites them.
-template <std::size_t COUNT, class T> WASTE_INLINE T fold(T *lane) {
-  for (std::size_t width = COUNT / 2; width > 0; width /= 2) {
-    for (std::size_t i = 0; i < width; ++i) {
-      lane[i] += lane[i + width];
-    }
-  }
-  return lane[0];
+WASTE_INLINE double sum(f64x2 v) { return v[0] + v[1]; }
+WASTE_INLINE double sum(f64x4 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
 }
-
-WASTE_INLINE float sum(f32x16 value) {
-  float lane[LANES];
-  store(lane, value);
-  return fold<LANES>(lane);
-}
-
-WASTE_INLINE double sum(f64x8 value) {
-  double lane[8];
-  store(lane, value);
-  return fold<8>(lane);
-}
-
-// Eight floats in float64. The compiler's own conversion makes four instructions of AVX-512's one.
-WASTE_INLINE f64x8 widen(f32x8 value) {
-#if defined(__AVX512F__)
-  return as<f64x8>(_mm512_cvtps_pd(as<__m256>(value)));
-#else
-  return __builtin_convertvector(value, f64x8);
-#endif
-}
-
-WASTE_INLINE f64x8 widen(const float *from) { return widen(load<f32x8>(from)); }
-
-// Sixteen weights of a row-major matrix as floats.
-WASTE_INLINE f32x16 weights(const float *from) { return load<f32x16>(from); }
-
-WASTE_INLINE f32x16 weights(const std::uint16_t *from) { // bf16
-  const u32x16 bits = __builtin_convertvector(load<u16x16>(from), u32x16) << 16;
-  return as<f32x16>(bits);
-}
-
-// Eight of them in float64.
-WASTE_INLINE f64x8 widen(const std::uint16_t *from) {
-  const u32x8 bits = __builtin_convertvector(load<u16x8>(from), u32x8) << 16;
-  return widen(as<f32x8>(bits));
+WASTE_INLINE double sum(f64x8 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 }
 
 // Sixteen half-precision numbers as floats. Integer arithmetic: subnormal halves survive flush-to-zero.

@@ -2,8 +2,8 @@
 #include "lanes.hpp"
 
 #include "../rotate.hpp"
-#include "../simd.hpp"
 #include "columns.hpp"
+#include "native.hpp"
 
 namespace waste::WASTE_ISA {
 
@@ -11,13 +11,12 @@ namespace {
 
 void decode_bf16(const std::uint16_t *w, std::size_t n, float *out) {
   std::size_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    store(out + i, weights(w + i));
+  for (; i + FLOATS <= n; i += FLOATS) {
+    store(out + i, floats(w + i));
   }
   if (i < n) {
-    std::uint16_t rest[LANES] = {};
-    __builtin_memcpy(rest, w + i, (n - i) * sizeof *w);
-    store_part(out + i, weights(rest), n - i);
+    const Rest<std::uint16_t> rest(w, i, n);
+    store_some(out + i, floats(rest.of), n - i);
   }
 }
 

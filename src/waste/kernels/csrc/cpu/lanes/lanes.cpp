@@ -1,8 +1,6 @@
 // Which tables the process uses.
 #include "lanes.hpp"
 
-#include "../isa.hpp"
-
 namespace waste {
 
 namespace portable {

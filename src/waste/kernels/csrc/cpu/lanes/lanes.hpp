@@ -6,6 +6,7 @@
 // library that the linker could keep for everybody: check_symbols.cmake looks.
 #pragma once
 
+#include "../isa.hpp"
 #include "../weight.hpp"
 
 #include <cstddef>
@@ -101,6 +102,7 @@ struct IndexLanes {
 };
 
 struct Lanes {
+  Isa isa; // the one it was compiled for
   const VectorLanes &vector;
   const StreamLanes &streams;
   const RowLanes &rows;

@@ -14,14 +14,14 @@
 namespace waste::WASTE_ISA {
 
 #if defined(__AVX512F__)
-using Floats = float __attribute__((vector_size(64)));
-using Doubles = double __attribute__((vector_size(64)));
+using Floats = f32x16;
+using Doubles = f64x8;
 #elif defined(__AVX2__)
-using Floats = float __attribute__((vector_size(32)));
-using Doubles = double __attribute__((vector_size(32)));
+using Floats = f32x8;
+using Doubles = f64x4;
 #else
-using Floats = float __attribute__((vector_size(16)));
-using Doubles = double __attribute__((vector_size(16)));
+using Floats = f32x4;
+using Doubles = f64x2;
 #endif
 
 constexpr std::size_t FLOATS = sizeof(Floats) / sizeof(float), DOUBLES = sizeof(Doubles) / sizeof(double);
@@ -75,22 +75,17 @@ template <class T> struct Rest {
   }
 };
 
-// Sums of sixteen lanes, always by the same tree.
-WASTE_INLINE float sum(const Floats (&parts)[PARTS]) {
-  float lane[LANES];
-  for (std::size_t p = 0; p < PARTS; ++p) {
-    store(lane + p * FLOATS, parts[p]);
+// Sum of the sixteen lanes of several registers, by the same tree as that of one.
+template <class V, std::size_t COUNT> WASTE_INLINE auto sum(const V (&parts)[COUNT]) {
+  if constexpr (COUNT == 1) {
+    return waste::sum(parts[0]);
+  } else {
+    V half[COUNT / 2];
+    for (std::size_t p = 0; p < COUNT / 2; ++p) {
+      half[p] = parts[p] + parts[p + COUNT / 2];
+    }
+    return sum(half);
   }
-  return fold<LANES>(lane);
-}
-
-// Here lanes i and i + 8 first.
-WASTE_INLINE double sum(const Doubles (&parts)[WIDE_PARTS]) {
-  double lane[LANES];
-  for (std::size_t p = 0; p < WIDE_PARTS; ++p) {
-    store(lane + p * DOUBLES, parts[p]);
-  }
-  return fold<LANES>(lane);
 }
 
 // body(at, count) for registers of n numbers: count is FLOATS, known at compile time, but for the last.

@@ -4,6 +4,6 @@
 namespace waste::WASTE_ISA {
 
 extern const Lanes LANES;
-const Lanes LANES = {VECTOR, STREAMS, ROWS, STRIPS, DECODE, KDA, MLA, INDEX};
+const Lanes LANES = {Isa::WASTE_ISA, VECTOR, STREAMS, ROWS, STRIPS, DECODE, KDA, MLA, INDEX};
 
 } // namespace waste::WASTE_ISA
