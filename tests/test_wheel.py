@@ -44,7 +44,7 @@ def test_wheel_holds_what_running_needs_and_nothing_else(unpacked: Path) -> None
     assert any(n.startswith("waste/kernels/_cpu.") and n.endswith(".so") for n in names)
     bundled = {n.rsplit("/", 1)[-1] for n in names if n.startswith("waste/_bundled/nano-glm/")}
     assert {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"} <= bundled
-    assert not [n for n in names if n.endswith((".cpp", ".hpp", "CMakeLists.txt", "golden.npz"))]
+    assert not [n for n in names if n.endswith((".cpp", ".hpp", ".cmake", "CMakeLists.txt", "golden.npz"))]
     assert any(n.endswith("entry_points.txt") for n in names)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waste import quant
-from waste.errors import InputError, UnsupportedError
+from waste.errors import InputError
 from waste.kernels import encode as native
 from waste.kernels import isa
 from waste.quant.error import relative_error
@@ -203,21 +203,6 @@ def test_instruction_sets_and_threads_change_no_byte(name: str) -> None:
                 for name_ in isa.usable()
             }
             assert len(blobs) == 1
-
-
-def test_an_instruction_set_can_be_forced() -> None:
-    assert isa.usable()[0] == "portable"
-    assert set(isa.usable()) <= set(isa.ISAS)
-    best = isa.code_of()
-    try:
-        isa.force("portable")
-        assert isa.code_of() == 0
-        with pytest.raises(UnsupportedError, match="'mmx'"):
-            isa.force("mmx")
-        assert isa.code_of() == 0
-    finally:
-        isa.force(None)
-    assert isa.code_of() == best == isa.ISAS.index(isa.usable()[-1])
 
 
 # -- edges

@@ -20,7 +20,7 @@ PREFIX = "WASTE_"
 PROJECT_FILE = "waste.toml"
 BACKENDS = ("cpu", "reference")
 REASONING = ("show", "hide")
-ISAS = ("portable", "avx2", "avx512")  # those of waste.kernels.isa, which settings are read without
+ISAS = ("portable", "avx2", "avx512", "amx")  # those of waste.kernels.isa, which settings are read without
 
 
 def _size(text: str, name: str) -> int:

@@ -54,6 +54,11 @@ def usable(isa: int) -> bool:
 def active() -> int:
     """The one in use."""
 
+def lanes() -> int:
+    """
+    The one the float loops in use were compiled for: at most the active one.
+    """
+
 def force(isa: int | None) -> None:
     """Use this one from now on; None: the best again."""
 

@@ -3,8 +3,8 @@
 // Memory is linear in the context: a score per attended row for each thread, and a chunk of mixed latents.
 #include "mla.hpp"
 
+#include "lanes/lanes.hpp"
 #include "linear.hpp"
-#include "simd.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -13,113 +13,8 @@ namespace waste {
 
 namespace {
 
-// Heads that share a pass over the cache rows. Each keeps its own sums, so grouping changes no bits.
-constexpr std::size_t HEADS = 4;
-
-template <std::size_t N>
-WASTE_INLINE void scores_of(const float *const *q, const float *cache, const std::int32_t *positions,
-                            std::size_t count, std::size_t row, float scale, float *const *score) {
-  const std::size_t whole = row / LANES * LANES;
-  for (std::size_t j = 0; j < count; ++j) {
-    const float *key = cache + (positions != nullptr ? static_cast<std::size_t>(positions[j]) : j) * row;
-    f32x16 acc[N]{};
-    for (std::size_t r = 0; r < whole; r += LANES) {
-      const f32x16 k = load<f32x16>(key + r);
-      for (std::size_t h = 0; h < N; ++h) {
-        acc[h] += load<f32x16>(q[h] + r) * k;
-      }
-    }
-    if (whole < row) {
-      const f32x16 k = load_part(key + whole, row - whole);
-      for (std::size_t h = 0; h < N; ++h) {
-        acc[h] += load_part(q[h] + whole, row - whole) * k;
-      }
-    }
-    for (std::size_t h = 0; h < N; ++h) {
-      score[h][j] = sum(acc[h]) * scale;
-    }
-  }
-}
-
-// mixed[h] = sum over j, in order, of p[h][j] * cache row (its first `width` numbers). Rows are taken in blocks that
-// stay in the second-level cache while all columns pass over them.
-template <std::size_t N>
-WASTE_INLINE void mix_of(float *const *p, const float *cache, const std::int32_t *positions, std::size_t count,
-                         std::size_t row, std::size_t width, float *const *mixed) {
-  constexpr std::size_t block = 64;
-  for (std::size_t h = 0; h < N; ++h) {
-    std::fill(mixed[h], mixed[h] + width, 0.0f);
-  }
-  for (std::size_t begin = 0; begin < count; begin += block) {
-    const std::size_t end = std::min(count, begin + block);
-    for (std::size_t at = 0; at < width; at += LANES) {
-      const std::size_t lanes = std::min(LANES, width - at);
-      f32x16 acc[N];
-      for (std::size_t h = 0; h < N; ++h) {
-        acc[h] = load_part(mixed[h] + at, lanes);
-      }
-      for (std::size_t j = begin; j < end; ++j) {
-        const float *value = cache + (positions != nullptr ? static_cast<std::size_t>(positions[j]) : j) * row + at;
-        const f32x16 v = load_part(value, lanes);
-        for (std::size_t h = 0; h < N; ++h) {
-          acc[h] += v * p[h][j];
-        }
-      }
-      for (std::size_t h = 0; h < N; ++h) {
-        store_part(mixed[h] + at, acc[h], lanes);
-      }
-    }
-  }
-}
-
-} // namespace
-
-// In place; float32 values, their sum in float64.
-WASTE_CLONES void mla_softmax(float *score, std::size_t count) {
-  float top = -__builtin_inff();
-  for (std::size_t j = 0; j < count; ++j) {
-    top = score[j] > top ? score[j] : top;
-  }
-  f64x8 low{}, high{};
-  for (std::size_t j = 0; j < count; j += LANES) {
-    const std::size_t n = std::min(LANES, count - j);
-    float part[LANES] = {};
-    store_part(part, exp(load_part(score + j, n) - top), n);
-    low += widen(part);
-    high += widen(part + 8);
-    store_part(score + j, load<f32x16>(part), n);
-  }
-  const float share = static_cast<float>(1.0 / sum(low + high));
-  for (std::size_t j = 0; j < count; ++j) {
-    score[j] *= share;
-  }
-}
-
-WASTE_CLONES void mla_scores(const float *const *q, std::size_t heads, const float *cache,
-                             const std::int32_t *positions, std::size_t count, std::size_t row, float scale,
-                             float *const *score) {
-  if (heads == HEADS) {
-    return scores_of<HEADS>(q, cache, positions, count, row, scale, score);
-  }
-  for (std::size_t h = 0; h < heads; ++h) {
-    scores_of<1>(q + h, cache, positions, count, row, scale, score + h);
-  }
-}
-
-WASTE_CLONES void mla_mix(float *const *p, std::size_t heads, const float *cache, const std::int32_t *positions,
-                          std::size_t count, std::size_t row, std::size_t width, float *const *mixed) {
-  if (heads == HEADS) {
-    return mix_of<HEADS>(p, cache, positions, count, row, width, mixed);
-  }
-  for (std::size_t h = 0; h < heads; ++h) {
-    mix_of<1>(p + h, cache, positions, count, row, width, mixed + h);
-  }
-}
-
-namespace {
-
 struct Buffers {
-  float *scores;       // (threads, HEADS, longest)
+  float *scores;       // (threads, MLA_HEADS, longest)
   std::size_t longest; // attended rows of any query
   float *mixed;        // (chunk, H, kv_lora)
   float *values;       // (chunk, H * v)
@@ -127,7 +22,7 @@ struct Buffers {
 };
 
 void chunk(Stage &stage, const float *q, const MlaAttention &w, const MlaDims &d, const Buffers &b, float *out) {
-  const std::size_t t = d.tokens, row = d.row(), runs = ceil_div(d.heads, HEADS);
+  const std::size_t t = d.tokens, row = d.row(), runs = ceil_div(d.heads, MLA_HEADS);
   const auto attended = [&](std::size_t i) {
     return w.positions == nullptr ? w.start + i + 1 : static_cast<std::size_t>(w.offsets[i + 1] - w.offsets[i]);
   };
@@ -135,22 +30,23 @@ void chunk(Stage &stage, const float *q, const MlaAttention &w, const MlaDims &d
   for (std::size_t i = 0; i < t; ++i) {
     work += attended(i) * d.heads * (row + d.kv_lora);
   }
+  const MlaLanes &loops = lanes().mla;
   stage.parallel(t * runs, work, [&](std::size_t item, std::size_t worker) {
-    const std::size_t i = item / runs, head = item % runs * HEADS, n = std::min(HEADS, d.heads - head);
+    const std::size_t i = item / runs, head = item % runs * MLA_HEADS, n = std::min(MLA_HEADS, d.heads - head);
     const std::int32_t *positions = w.positions == nullptr ? nullptr : w.positions + w.offsets[i];
     const std::size_t count = attended(i);
-    const float *queries[HEADS] = {};
-    float *scores[HEADS] = {}, *mixed[HEADS] = {};
+    const float *queries[MLA_HEADS] = {};
+    float *scores[MLA_HEADS] = {}, *mixed[MLA_HEADS] = {};
     for (std::size_t h = 0; h < n; ++h) {
       queries[h] = q + (i * d.heads + head + h) * row;
-      scores[h] = b.scores + (worker * HEADS + h) * b.longest;
+      scores[h] = b.scores + (worker * MLA_HEADS + h) * b.longest;
       mixed[h] = b.mixed + (i * d.heads + head + h) * d.kv_lora;
     }
-    mla_scores(queries, n, w.cache, positions, count, row, static_cast<float>(w.scale), scores);
+    loops.scores(queries, n, w.cache, positions, count, row, static_cast<float>(w.scale), scores);
     for (std::size_t h = 0; h < n; ++h) {
-      mla_softmax(scores[h], count);
+      loops.softmax(scores[h], count);
     }
-    mla_mix(scores, n, w.cache, positions, count, row, d.kv_lora, mixed);
+    loops.mix(scores, n, w.cache, positions, count, row, d.kv_lora, mixed);
   });
   for (std::size_t h = 0; h < d.heads; ++h) {
     b.heads[h] = Product{w.v_up,
@@ -178,7 +74,7 @@ void mla_attend(Pool &pool, const float *q, const MlaAttention &w, const MlaDims
   if (w.positions == nullptr) {
     b.longest = w.start + dims.tokens;
   }
-  b.scores = stage.floats(stage.threads() * HEADS * b.longest);
+  b.scores = stage.floats(stage.threads() * MLA_HEADS * b.longest);
   b.mixed = stage.floats(most * dims.heads * dims.kv_lora);
   b.values = stage.floats(most * dims.heads * dims.v);
   b.heads = stage.array<Product>(dims.heads);

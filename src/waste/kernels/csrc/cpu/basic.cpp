@@ -2,7 +2,7 @@
 #include "basic.hpp"
 
 #include "dot.hpp"
-#include "vector.hpp"
+#include "lanes/lanes.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +10,24 @@
 #include <string>
 
 namespace waste {
+
+namespace {
+
+// Columns an item takes: one token alone keeps four threads busy at a width of 4096.
+constexpr std::size_t RUN = 1024;
+
+// body(token, first column, columns) for all columns of all tokens, in parallel.
+template <class Body>
+void over_columns(Pool &pool, std::size_t tokens, std::size_t dim, std::size_t work, const Body &body) {
+  const std::size_t runs = ceil_div(dim, RUN);
+  Stage stage(pool);
+  stage.parallel(tokens * runs, work, [&](std::size_t item, std::size_t) {
+    const std::size_t begin = item % runs * RUN;
+    body(item / runs, begin, std::min(RUN, dim - begin));
+  });
+}
+
+} // namespace
 
 void embed(Pool &pool, const Weight &table, const std::int64_t *ids, float *out, std::size_t tokens) {
   for (std::size_t t = 0; t < tokens; ++t) {
@@ -26,19 +44,19 @@ void embed(Pool &pool, const Weight &table, const std::int64_t *ids, float *out,
 
 void rms_norm_rows(Pool &pool, const float *x, const float *w, float *out, std::size_t rows, std::size_t n,
                    double eps) {
+  const VectorLanes &vector = lanes().vector;
   Stage stage(pool);
   stage.parallel(rows, rows * n,
-                 [&](std::size_t t, std::size_t) { rms_norm(x + t * n, w, n, eps, out + t * n); });
+                 [&](std::size_t t, std::size_t) { vector.rms_norm(x + t * n, w, n, eps, out + t * n); });
 }
 
 void add(Pool &pool, const float *x, const float *y, float *out, std::size_t n) {
   constexpr std::size_t run = 1 << 13;
+  const VectorLanes &vector = lanes().vector;
   Stage stage(pool);
-  stage.parallel((n + run - 1) / run, n, [&](std::size_t item, std::size_t) {
-    const std::size_t end = std::min(n, (item + 1) * run);
-    for (std::size_t i = item * run; i < end; ++i) {
-      out[i] = x[i] + y[i];
-    }
+  stage.parallel(ceil_div(n, run), n, [&](std::size_t item, std::size_t) {
+    const std::size_t begin = item * run;
+    vector.add(x + begin, y + begin, std::min(run, n - begin), out + begin);
   });
 }
 
@@ -52,18 +70,9 @@ void hc_expand(Pool &pool, const float *x, float *out, std::size_t tokens, std::
 }
 
 void hc_mean(Pool &pool, const float *x, float *out, std::size_t tokens, std::size_t streams, std::size_t dim) {
-  Stage stage(pool);
-  const float share = 1.0f / static_cast<float>(streams);
-  stage.parallel(tokens, tokens * streams * dim, [&](std::size_t t, std::size_t) {
-    float *mean = out + t * dim;
-    std::memcpy(mean, x + t * streams * dim, dim * sizeof(float));
-    for (std::size_t s = 1; s < streams; ++s) {
-      const float *stream = x + (t * streams + s) * dim;
-      for (std::size_t i = 0; i < dim; ++i) {
-        mean[i] += stream[i];
-      }
-    }
-    scale(mean, dim, share);
+  const StreamLanes &sums = lanes().streams;
+  over_columns(pool, tokens, dim, tokens * streams * dim, [&](std::size_t t, std::size_t begin, std::size_t count) {
+    sums.mean(x + t * streams * dim + begin, dim, streams, count, out + t * dim + begin);
   });
 }
 

@@ -8,6 +8,7 @@
 #include "index.hpp"
 #include "isa.hpp"
 #include "kda.hpp"
+#include "lanes/lanes.hpp"
 #include "linear.hpp"
 #include "mla.hpp"
 #include "probe.hpp"
@@ -317,6 +318,8 @@ void bind_formats(nb::module_ &m) {
   m.def("usable", [](int isa) { return isa >= 0 && isa < waste::ISAS && waste::usable(static_cast<waste::Isa>(isa)); },
         "isa"_a, "Whether native code can use 0 (portable), 1 (avx2), 2 (avx512), 3 (amx) here.");
   m.def("active", [] { return static_cast<int>(waste::active()); }, "The one in use.");
+  m.def("lanes", [] { return static_cast<int>(waste::lanes().isa); },
+        "The one the float loops in use were compiled for: at most the active one.");
   m.def(
       "force",
       [](std::optional<int> isa) {

@@ -52,8 +52,6 @@ struct Group {
   bool weighted;
 };
 
-using f32x4 = float __attribute__((vector_size(16)));
-
 WASTE_INLINE std::uint32_t bits_of(float value) {
   std::uint32_t bits;
   __builtin_memcpy(&bits, &value, sizeof bits);

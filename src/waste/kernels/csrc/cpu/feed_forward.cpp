@@ -2,6 +2,7 @@
 // the tokens that chose it.
 #include "feed_forward.hpp"
 
+#include "lanes/lanes.hpp"
 #include "linear.hpp"
 #include "vector.hpp"
 
@@ -193,23 +194,12 @@ bool run_experts(Stage &stage, const float *x, const Choices &choices, const Exp
 void weighted_sum(Stage &stage, const float *parts, const Choices &choices, const float *shared, float *out,
                   std::size_t dim) {
   constexpr std::size_t span = 1024; // columns per item
+  const StreamLanes &sums = lanes().streams;
   const std::size_t spans = ceil_div(dim, span), k = choices.top_k;
   stage.parallel(choices.tokens * spans, choices.tokens * k * dim, [&](std::size_t item, std::size_t) {
-    const std::size_t t = item / spans, begin = item % spans * span, size = std::min(span, dim - begin);
-    float *total = out + t * dim + begin;
-    std::fill(total, total + size, 0.0f);
-    for (std::size_t i = 0; i < k; ++i) {
-      const float weight = choices.weights[t * k + i];
-      const float *part = parts + (t * k + i) * dim + begin;
-      for (std::size_t j = 0; j < size; ++j) {
-        total[j] += weight * part[j];
-      }
-    }
-    if (shared != nullptr) {
-      for (std::size_t j = 0; j < size; ++j) {
-        total[j] += shared[t * dim + begin + j];
-      }
-    }
+    const std::size_t t = item / spans, begin = item % spans * span, at = t * dim + begin;
+    sums.weighted(parts + t * k * dim + begin, dim, choices.weights + t * k, k,
+                  shared != nullptr ? shared + at : nullptr, std::min(span, dim - begin), out + at);
   });
 }
 

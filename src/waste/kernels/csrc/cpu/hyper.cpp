@@ -1,12 +1,11 @@
 // Hyper-connections as transformers' glm5_next computes them; the small matrices in float64.
 #include "hyper.hpp"
 
+#include "lanes/lanes.hpp"
 #include "linear.hpp"
-#include "vector.hpp"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace waste {
 
@@ -77,30 +76,29 @@ void hc_pre(Pool &pool, const float *streams, const HcParams &params, const HcDi
   const Product p = product(fn, rows_of(stage, streams, wide, dims.tokens),
                             rows_of(stage, mapped, outputs, dims.tokens), dims.tokens);
   multiply(stage, {&p, 1});
+  const VectorLanes &vector = lanes().vector;
+  const StreamLanes &sums = lanes().streams;
   stage.parallel(dims.tokens, dims.tokens * wide, [&](std::size_t t, std::size_t) {
     const float *x = streams + t * wide;
     float *m = mapped + t * outputs;
     // The product is linear: norming its result saves a pass over the streams.
     const double inverse =
-        1.0 / std::sqrt(sum_squares(x, wide) / static_cast<double>(wide) + params.stream_eps);
+        1.0 / std::sqrt(vector.sum_squares(x, wide) / static_cast<double>(wide) + params.stream_eps);
     for (std::size_t i = 0; i < outputs; ++i) {
       m[i] = static_cast<float>(m[i] * inverse);
     }
     mixing(m + 2 * n, params.scale[2], params.base + 2 * n, params, n, comb + t * n * n);
-    float *total = y + t * dims.dim;
-    std::fill(total, total + dims.dim, 0.0f);
+    float share[HC_STREAMS];
     for (std::size_t s = 0; s < n; ++s) {
       const float *base = params.base;
       const double pre = logistic(static_cast<double>(m[s]) * params.scale[0] + base[s]) + params.eps;
       post[t * n + s] =
           static_cast<float>(2.0 * logistic(static_cast<double>(m[n + s]) * params.scale[1] + base[n + s]));
-      const float share = static_cast<float>(pre);
-      const float *stream = x + s * dims.dim;
-      for (std::size_t i = 0; i < dims.dim; ++i) {
-        total[i] += share * stream[i];
-      }
+      share[s] = static_cast<float>(pre);
     }
-    rms_norm(total, params.norm, dims.dim, params.norm_eps, total);
+    float *total = y + t * dims.dim;
+    sums.weighted(x, dims.dim, share, n, nullptr, dims.dim, total);
+    vector.rms_norm(total, params.norm, dims.dim, params.norm_eps, total);
   });
 }
 
@@ -108,31 +106,12 @@ void hc_post(Pool &pool, float *streams, const float *out, const float *post, co
              const HcDims &dims) {
   constexpr std::size_t run = 1024; // columns per item
   const std::size_t n = dims.streams, runs = ceil_div(dims.dim, run);
+  const StreamLanes &sums = lanes().streams;
   Stage stage(pool);
   stage.parallel(dims.tokens * runs, dims.tokens * n * n * dims.dim, [&](std::size_t item, std::size_t) {
-    constexpr std::size_t block = 64; // columns held back while they are overwritten
-    const std::size_t t = item / runs, begin = item % runs * run, end = std::min(dims.dim, begin + run);
-    float old[HC_STREAMS][block];
-    for (std::size_t at = begin; at < end; at += block) {
-      const std::size_t count = std::min(block, end - at);
-      float *column = streams + t * n * dims.dim + at;
-      for (std::size_t k = 0; k < n; ++k) {
-        std::memcpy(old[k], column + k * dims.dim, count * sizeof(float));
-      }
-      for (std::size_t i = 0; i < n; ++i) {
-        float *next = column + i * dims.dim;
-        const float gain = post[t * n + i];
-        for (std::size_t c = 0; c < count; ++c) {
-          next[c] = gain * out[t * dims.dim + at + c];
-        }
-        for (std::size_t k = 0; k < n; ++k) {
-          const float share = comb[t * n * n + k * n + i];
-          for (std::size_t c = 0; c < count; ++c) {
-            next[c] += share * old[k][c];
-          }
-        }
-      }
-    }
+    const std::size_t t = item / runs, begin = item % runs * run, count = std::min(run, dims.dim - begin);
+    sums.mix(streams + t * n * dims.dim + begin, dims.dim, post + t * n, comb + t * n * n, n, out + t * dims.dim + begin,
+             count);
   });
 }
 

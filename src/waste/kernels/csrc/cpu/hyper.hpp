@@ -1,6 +1,7 @@
 // Manifold-constrained hyper-connections: collapsing S residual streams into one, and writing back.
 #pragma once
 
+#include "lanes/lanes.hpp"
 #include "pool.hpp"
 
 namespace waste {
@@ -10,8 +11,6 @@ struct HcDims {
   std::size_t streams; // S, at most HC_STREAMS
   std::size_t dim;     // D
 };
-
-constexpr std::size_t HC_STREAMS = 16;
 
 struct HcParams {
   const float *fn;    // (2S + S*S, S*D)

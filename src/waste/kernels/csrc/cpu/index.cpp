@@ -1,8 +1,8 @@
 // Index keys (LayerNorm, rotation, pooling) and the choice of pools each query attends to.
 #include "index.hpp"
 
+#include "lanes/lanes.hpp"
 #include "linear.hpp"
-#include "simd.hpp"
 #include "vector.hpp"
 
 #include <algorithm>
@@ -60,30 +60,6 @@ void choose(double *score, std::size_t count, std::size_t keep, std::int32_t *or
   }
 }
 
-} // namespace
-
-// score[j] = sum over heads of weight[h] * relu((q[h] . key j) * scale), for pools begin <= j < end. Products in
-// float32 lanes, the sum over heads in float64.
-WASTE_CLONES void index_scores(const float *q, const float *weight, const float *keys, std::size_t begin,
-                               std::size_t end, std::size_t heads, std::size_t d, float scale, double *score) {
-  for (std::size_t j = begin; j < end; ++j) {
-    const float *key = keys + j * d;
-    double total = 0;
-    for (std::size_t h = 0; h < heads; ++h) {
-      f32x16 acc{};
-      for (std::size_t c = 0; c < d; c += LANES) {
-        const std::size_t n = std::min(LANES, d - c);
-        acc += load_part(q + h * d + c, n) * load_part(key + c, n);
-      }
-      const float likeness = sum(acc) * scale;
-      total += static_cast<double>(weight[h]) * (likeness > 0.0f ? likeness : 0.0f);
-    }
-    score[j] = total;
-  }
-}
-
-namespace {
-
 constexpr std::size_t SCORE_RUN = 128;              // pools an item scores
 constexpr std::size_t SCORE_MEMORY = std::size_t{1} << 20; // scores held at a time
 
@@ -93,12 +69,13 @@ void select(Stage &stage, const float *q, const float *head_weights, const Index
             std::int32_t *positions, const std::int64_t *offsets) {
   const std::size_t runs = ceil_div(most, SCORE_RUN);
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.head_dim)));
+  const IndexLanes &loops = lanes().index;
   const auto pools_of = [&](std::size_t i) { return (state.start + t0 + i + 1) / d.pool; };
   stage.parallel(n * runs, n * most * d.heads * d.head_dim, [&](std::size_t item, std::size_t) {
     const std::size_t i = item / runs, begin = item % runs * SCORE_RUN;
     const std::size_t pools = pools_of(i), end = std::min(pools, begin + SCORE_RUN);
     if (pools > d.keep && begin < end) {
-      index_scores(q + (t0 + i) * d.heads * d.head_dim, head_weights + (t0 + i) * d.heads, state.keys, begin, end,
+      loops.scores(q + (t0 + i) * d.heads * d.head_dim, head_weights + (t0 + i) * d.heads, state.keys, begin, end,
                    d.heads, d.head_dim, scale, scores + i * most);
     }
   });

@@ -13,7 +13,7 @@
 
 namespace waste {
 
-// A vector of `groups` groups.
+// A vector of `groups` groups, made by lanes/input.cpp.
 struct Int8Vector {
   std::int8_t *codes;  // (groups * 128)
   float *scales;       // (groups), for rotated weights times RESCALE
@@ -26,9 +26,6 @@ constexpr std::size_t FEW = 4; // most vectors that one strip is multiplied with
 constexpr std::size_t MANY = 128;
 
 struct Int8Kernels {
-  // x (cols) -> out. Groups that hold NaN or infinities become NaN; those below 1e-30 become zero.
-  void (*quantise)(const float *x, std::size_t cols, bool rotate, const Int8Vector &out);
-
   // out (tokens, 16) = strip times each of `tokens` <= FEW vectors.
   void (*few)(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
               float *out);

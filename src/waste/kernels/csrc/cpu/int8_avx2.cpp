@@ -1,5 +1,7 @@
 // Products with inputs of 8 bits for AVX2: 8 rows of a strip at a time, so that everything stays in 16 registers.
-#include "input.hpp"
+#include "int8.hpp"
+#include "simd.hpp"
+#include "wt_tables.hpp"
 
 #include <immintrin.h>
 
@@ -262,10 +264,6 @@ static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vec
   }
 }
 
-static void quantise(const float *x, std::size_t cols, bool rotate, const Int8Vector &out) {
-  quantise_vector(x, cols, rotate, out);
-}
-
 static void few(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
                 float *out) {
   switch (format) {
@@ -304,4 +302,4 @@ static void many(Format format, const std::uint8_t *strip, std::size_t, std::siz
 
 } // namespace
 
-const waste::Int8Kernels waste::INT8_AVX2 = {quantise, few, many, 1, FEW + 1, nullptr, nullptr};
+const waste::Int8Kernels waste::INT8_AVX2 = {few, many, 1, FEW + 1, nullptr, nullptr};

@@ -4,7 +4,9 @@
 // these functions for a processor that lacks the instructions.
 #pragma once
 
-#include "input.hpp"
+#include "int8.hpp"
+#include "simd.hpp"
+#include "wt_tables.hpp"
 
 #include <immintrin.h>
 
@@ -234,10 +236,6 @@ static void few(Format format, const std::uint8_t *strip, std::size_t groups, co
   default:
     return few_format<Format::q8>(strip, groups, x, tokens, out);
   }
-}
-
-static void quantise(const float *x, std::size_t cols, bool rotate, const Int8Vector &out) {
-  quantise_vector(x, cols, rotate, out);
 }
 
 } // namespace

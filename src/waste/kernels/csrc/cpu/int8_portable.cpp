@@ -1,6 +1,6 @@
 // Products with inputs of 8 bits on any processor: whole numbers in float lanes, which hold them exactly up to 2^24.
-#include "columns.hpp"
-#include "input.hpp"
+#include "int8.hpp"
+#include "lanes/columns.hpp"
 
 namespace {
 
@@ -9,7 +9,7 @@ using namespace waste;
 // out (tokens, 16), each group decoded once.
 template <Format FORMAT>
 void strip_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens, float *out) {
-  std::memset(out, 0, tokens * STRIP * sizeof(float));
+  __builtin_memset(out, 0, tokens * STRIP * sizeof(float));
   for (std::size_t g = 0; g < groups; ++g, strip += group_bytes(FORMAT)) {
     f32x16 column[GROUP];
     group_columns<FORMAT>(strip + SCALES, column);
@@ -51,10 +51,6 @@ void strips_times(Format format, const std::uint8_t *strip, std::size_t, std::si
   strip_times(format, strip, groups, x, tokens, out);
 }
 
-void quantise(const float *x, std::size_t cols, bool rotate, const Int8Vector &out) {
-  quantise_vector(x, cols, rotate, out);
-}
-
 } // namespace
 
-const waste::Int8Kernels waste::INT8_PORTABLE = {quantise, strip_times, strips_times, 1, FEW + 1, nullptr, nullptr};
+const waste::Int8Kernels waste::INT8_PORTABLE = {strip_times, strips_times, 1, FEW + 1, nullptr, nullptr};

@@ -1,8 +1,8 @@
 // KDA: projections, then one item per head (convolution, gates, delta rule, gated norm), then the output.
 #include "kda.hpp"
 
+#include "lanes/lanes.hpp"
 #include "linear.hpp"
-#include "simd.hpp"
 #include "vector.hpp"
 
 #include <algorithm>
@@ -21,75 +21,6 @@ struct Lane {
 
 // softplus with the float32 convention that it is the identity above 20.
 double softplus(double x) { return x > 20.0 ? x : std::log1p(std::exp(x)); }
-
-} // namespace
-
-// out (dim) = silu of the causal convolution at token t.
-WASTE_CLONES void kda_convolve(const float *in, const float *past, const float *kernel, std::size_t t,
-                               std::size_t taps, std::size_t stride, std::size_t dim, float *out) {
-  for (std::size_t c = 0; c < dim; ++c) {
-    out[c] = 0.0f;
-  }
-  for (std::size_t j = 0; j < taps; ++j) {
-    // Tap j looks at token t - (taps - 1) + j: in the chunk from taps - 1 - t on, before it in the past.
-    const float *row = t + j + 1 >= taps ? in + (t + j + 1 - taps) * stride : past + (t + j) * stride;
-    for (std::size_t c = 0; c < dim; ++c) {
-      out[c] += kernel[c * taps + j] * row[c];
-    }
-  }
-  for (std::size_t c = 0; c < dim; c += LANES) {
-    const std::size_t count = std::min(LANES, dim - c);
-    store_part(out + c, silu(load_part(out + c, count)), count);
-  }
-}
-
-// S = decay (rows) * S; delta = beta * (v - k @ S); S += outer(k, delta); out = q @ S. Two passes over S.
-WASTE_CLONES void kda_step(float *__restrict s, std::size_t dim, const float *__restrict q,
-                           const float *__restrict k, const float *__restrict v, const float *__restrict decay,
-                           float beta, float *__restrict delta, float *__restrict out) {
-  for (std::size_t j = 0; j < dim; ++j) {
-    delta[j] = 0.0f;
-    out[j] = 0.0f;
-  }
-  for (std::size_t i = 0; i < dim; ++i) {
-    const float key = k[i] * decay[i];
-    const float *row = s + i * dim;
-    for (std::size_t j = 0; j < dim; ++j) {
-      delta[j] += key * row[j];
-    }
-  }
-  for (std::size_t j = 0; j < dim; ++j) {
-    delta[j] = beta * (v[j] - delta[j]);
-  }
-  for (std::size_t i = 0; i < dim; ++i) {
-    const float keep = decay[i], key = k[i], query = q[i];
-    float *row = s + i * dim;
-    for (std::size_t j = 0; j < dim; ++j) {
-      row[j] = keep * row[j] + key * delta[j];
-      out[j] += query * row[j];
-    }
-  }
-}
-
-// x *= sigmoid(gate)
-WASTE_CLONES void kda_gate(float *x, const float *gate, std::size_t dim) {
-  for (std::size_t c = 0; c < dim; c += LANES) {
-    const std::size_t count = std::min(LANES, dim - c);
-    store_part(x + c, load_part(x + c, count) * sigmoid(load_part(gate + c, count)), count);
-  }
-}
-
-// decay = exp(bound * sigmoid(rate * (f + bias)))
-WASTE_CLONES void kda_bounded_decay(const float *f, const float *bias, float rate, float bound, std::size_t dim,
-                                    float *decay) {
-  for (std::size_t c = 0; c < dim; c += LANES) {
-    const std::size_t count = std::min(LANES, dim - c);
-    const f32x16 x = (load_part(f + c, count) + load_part(bias + c, count)) * rate;
-    store_part(decay + c, exp(sigmoid(x) * bound), count);
-  }
-}
-
-namespace {
 
 void free_decay(const float *f, const float *bias, double rate, std::size_t dim, float *decay) {
   for (std::size_t c = 0; c < dim; ++c) {
@@ -142,6 +73,7 @@ void chunk(Stage &stage, const float *x, const KdaWeights &w, const KdaDims &d, 
   };
   multiply(stage, second);
 
+  const KdaLanes &loops = lanes().kda;
   stage.parallel(n, t * c * (2 * dim + 32), [&](std::size_t head, std::size_t worker) {
     const std::size_t at = head * dim;
     const float *kernels[3] = {w.q_conv, w.k_conv, w.v_conv};
@@ -154,21 +86,21 @@ void chunk(Stage &stage, const float *x, const KdaWeights &w, const KdaDims &d, 
     const double rate = std::exp(static_cast<double>(w.a_log[head]));
     for (std::size_t i = 0; i < t; ++i) {
       for (std::size_t p = 0; p < 3; ++p) {
-        kda_convolve(lanes[p].in, lanes[p].past, lanes[p].kernel, i, d.taps, c, dim, streams[p]);
+        loops.convolve(lanes[p].in, lanes[p].past, lanes[p].kernel, i, d.taps, c, dim, streams[p]);
       }
       unit(q, dim, 1.0 / std::sqrt(static_cast<double>(dim)));
       unit(k, dim, 1.0);
       if (d.bounded) {
-        kda_bounded_decay(f + i * c + at, w.dt_bias + at, static_cast<float>(rate), static_cast<float>(d.bound), dim,
+        loops.bounded_decay(f + i * c + at, w.dt_bias + at, static_cast<float>(rate), static_cast<float>(d.bound), dim,
                           decay);
       } else {
         free_decay(f + i * c + at, w.dt_bias + at, rate, dim, decay);
       }
       const double open = 1.0 / (1.0 + std::exp(-static_cast<double>(beta[i * n + head])));
       float *o = y + i * c + at;
-      kda_step(state.s + head * dim * dim, dim, q, k, v, decay, static_cast<float>(open), delta, o);
+      loops.step(state.s + head * dim * dim, dim, q, k, v, decay, static_cast<float>(open), delta, o);
       rms_norm(o, w.norm, dim, d.norm_eps, o);
-      kda_gate(o, gate + i * c + at, dim);
+      loops.gate(o, gate + i * c + at, dim);
     }
     for (const Lane &lane : lanes) {
       advance(lane, t, d.taps, c, dim);

@@ -3,6 +3,7 @@
 #include "linear.hpp"
 
 #include "int8.hpp"
+#include "lanes/lanes.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -153,8 +154,10 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
     sources[i].out = {block.take<std::int8_t>(groups * GROUP), block.take<float>(groups),
                       block.take<std::int32_t>(groups)};
   }
+  const InputLanes &input = lanes().input;
   stage.parallel(sources.count(), work, [&](std::size_t i, std::size_t) {
-    kernels.quantise(sources[i].x, sources[i].cols, sources[i].rotate, sources[i].out);
+    const Source &source = sources[i];
+    input.quantise(source.x, source.cols, source.rotate, source.out.codes, source.out.scales, source.out.sums);
   });
   for (std::size_t i = 0; i < count; ++i) {
     vectors[i] = sources[static_cast<std::size_t>(chosen[i])].out;

@@ -1,36 +1,17 @@
-// Sixteen lanes: the vector types the hot loops are written in, and the few functions on them.
+// Vector types of the compiler, and the few functions on them.
 //
-// The compiler's own vector types lower to whatever the target has (one AVX-512 register, two AVX, four SSE or
-// NEON), always with the same operations on the same lanes. With -ffp-contract=off every target therefore
-// computes the same bits, which is what allows several clones of one function.
+// They lower to whatever the target has (one AVX-512 register, two of AVX, four of SSE or NEON), always with the same
+// operations on the same lanes. With -ffp-contract=off every instruction set therefore computes the same bits. Sixteen
+// lanes are what results are defined for; loops that must be fast take them one register at a time (lanes/native.hpp).
 #pragma once
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 static_assert(std::endian::native == std::endian::little, "weights are stored little-endian");
 
 #define WASTE_INLINE inline __attribute__((always_inline))
-
-// Clones need ifunc (ELF) and GCC's resolver; elsewhere the one portable version is built. Versions are clones with a
-// body of their own: WIDE is true in the one for AVX-512.
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define WASTE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#define WASTE_VERSIONS(HEAD, ...)                                                                                      \
-  __attribute__((target("arch=x86-64-v4"))) HEAD { WASTE_BODY(true, __VA_ARGS__) }                                     \
-  __attribute__((target("arch=x86-64-v3"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
-  __attribute__((target("arch=x86-64-v2"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
-  __attribute__((target("default"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }
-#else
-#define WASTE_CLONES
-#define WASTE_VERSIONS(HEAD, ...)                                                                                      \
-  HEAD { WASTE_BODY(false, __VA_ARGS__) }
-#endif
-#define WASTE_BODY(IS_WIDE, ...)                                                                                       \
-  constexpr bool WIDE = IS_WIDE;                                                                                       \
-  __VA_ARGS__;
 
 namespace waste {
 
@@ -42,19 +23,22 @@ using u32x16 = std::uint32_t __attribute__((vector_size(64)));
 using u8x16 = std::uint8_t __attribute__((vector_size(16)));
 using u16x16 = std::uint16_t __attribute__((vector_size(32)));
 using u16x8 = std::uint16_t __attribute__((vector_size(16)));
-using u32x8 = std::uint32_t __attribute__((vector_size(32)));
+using f32x4 = float __attribute__((vector_size(16)));
 using f32x8 = float __attribute__((vector_size(32)));
+using f64x2 = double __attribute__((vector_size(16)));
+using f64x4 = double __attribute__((vector_size(32)));
 using f64x8 = double __attribute__((vector_size(64)));
+
+// The same bits as another type. std::bit_cast would be a function of its own in builds that do not inline it.
+template <class To, class From> WASTE_INLINE To as(From value) { return __builtin_bit_cast(To, value); }
 
 template <class V> WASTE_INLINE V load(const void *from) {
   V value;
-  std::memcpy(&value, from, sizeof value);
+  __builtin_memcpy(&value, from, sizeof value);
   return value;
 }
 
-template <class V> WASTE_INLINE void store(void *to, V value) { std::memcpy(to, &value, sizeof value); }
-
-WASTE_INLINE f32x16 all(float value) { return f32x16{} + value; }
+template <class V> WASTE_INLINE void store(void *to, V value) { __builtin_memcpy(to, &value, sizeof value); }
 
 // Look-ups, lane by lane: table[index % 16], and the two vectors of a table[index % 32].
 #if defined(__clang__)
@@ -71,60 +55,21 @@ WASTE_INLINE u8x16 pick(u8x16 table, u8x16 index) { return __builtin_shuffle(tab
 WASTE_INLINE f32x16 pick(f32x16 low, f32x16 high, i32x16 index) { return __builtin_shuffle(low, high, index); }
 #endif
 
-// The first `count` <= 16 floats, zeros behind them.
-WASTE_INLINE f32x16 load_part(const float *from, std::size_t count) {
-  if (count == LANES) {
-    return load<f32x16>(from);
-  }
-  f32x16 value{};
-  std::memcpy(&value, from, count * sizeof(float));
-  return value;
+// Sum of the lanes, always by the same tree: the upper half is added to the lower one until one is left.
+WASTE_INLINE float sum(f32x4 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+WASTE_INLINE float sum(f32x8 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 }
-
-WASTE_INLINE void store_part(float *to, f32x16 value, std::size_t count) {
-  if (count == LANES) {
-    return store(to, value);
-  }
-  std::memcpy(to, &value, count * sizeof(float));
+WASTE_INLINE float sum(f32x16 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+             __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
 }
-
-// Sum of the lanes, always by the same tree.
-WASTE_INLINE float sum(f32x16 value) {
-  float lane[LANES];
-  store(lane, value);
-  for (std::size_t width = LANES / 2; width > 0; width /= 2) {
-    for (std::size_t i = 0; i < width; ++i) {
-      lane[i] += lane[i + width];
-    }
-  }
-  return lane[0];
+WASTE_INLINE double sum(f64x2 v) { return v[0] + v[1]; }
+WASTE_INLINE double sum(f64x4 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
 }
-
-WASTE_INLINE double sum(f64x8 value) {
-  double lane[8];
-  store(lane, value);
-  for (std::size_t width = 4; width > 0; width /= 2) {
-    for (std::size_t i = 0; i < width; ++i) {
-      lane[i] += lane[i + width];
-    }
-  }
-  return lane[0];
-}
-
-WASTE_INLINE f64x8 widen(const float *from) { return __builtin_convertvector(load<f32x8>(from), f64x8); }
-
-// Sixteen weights of a row-major matrix as floats.
-WASTE_INLINE f32x16 weights(const float *from) { return load<f32x16>(from); }
-
-WASTE_INLINE f32x16 weights(const std::uint16_t *from) { // bf16
-  const u32x16 bits = __builtin_convertvector(load<u16x16>(from), u32x16) << 16;
-  return std::bit_cast<f32x16>(bits);
-}
-
-// Eight of them in float64.
-WASTE_INLINE f64x8 widen(const std::uint16_t *from) {
-  const u32x8 bits = __builtin_convertvector(load<u16x8>(from), u32x8) << 16;
-  return __builtin_convertvector(std::bit_cast<f32x8>(bits), f64x8);
+WASTE_INLINE double sum(f64x8 v) {
+  return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 }
 
 // Sixteen half-precision numbers as floats. Integer arithmetic: subnormal halves survive flush-to-zero.
@@ -135,35 +80,36 @@ WASTE_INLINE f32x16 halves(const void *from) {
   const i32x16 special = (magnitude << 13) + (224 << 23);
   const i32x16 normal = magnitude >= 0x7c00 ? special : finite;
   const f32x16 tiny = __builtin_convertvector(magnitude, f32x16) * 0x1p-24f;
-  const i32x16 value = magnitude < 0x400 ? std::bit_cast<i32x16>(tiny) : normal;
-  return std::bit_cast<f32x16>(value | ((bits & 0x8000) << 16));
+  const i32x16 value = magnitude < 0x400 ? as<i32x16>(tiny) : normal;
+  return as<f32x16>(value | ((bits & 0x8000) << 16));
 }
 
-// e^x within 2 ulp: Cody-Waite reduction and a polynomial of degree 7 (Cephes expf). Flushes to zero below
-// -87.3, where the result would be subnormal.
-WASTE_INLINE f32x16 exp(f32x16 x) {
+// e^x within 2 ulp, for vectors of floats of any width: Cody-Waite reduction and a polynomial of degree 7 (Cephes
+// expf). Flushes to zero below -87.3, where the result would be subnormal.
+template <class V> WASTE_INLINE V exp(V x) {
+  using I = decltype(x > x);
   constexpr float top = 88.722839f, bottom = -87.336544f, round = 12582912.0f; // 1.5 * 2^23
-  f32x16 a = x > top ? all(top) : x;
-  a = a < bottom ? all(bottom) : a;
-  const f32x16 shifted = a * 1.44269504088896341f + round;
-  const f32x16 n = shifted - round;
-  const f32x16 r = (a - n * 0.693359375f) - n * -2.12194440e-4f;
-  f32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  V a = x > top ? V{} + top : x;
+  a = a < bottom ? V{} + bottom : a;
+  const V shifted = a * 1.44269504088896341f + round;
+  const V n = shifted - round;
+  const V r = (a - n * 0.693359375f) - n * -2.12194440e-4f;
+  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   // 2^n in two factors, as n = 128 has no float.
-  const i32x16 power = std::bit_cast<i32x16>(shifted) - std::bit_cast<i32x16>(all(round));
-  const i32x16 half = power >> 1;
-  p = p * std::bit_cast<f32x16>((half + 127) << 23) * std::bit_cast<f32x16>((power - half + 127) << 23);
-  p = x > top ? all(__builtin_inff()) : p;
-  return x < bottom ? f32x16{} : p;
+  const I power = as<I>(shifted) - as<I>(V{} + round);
+  const I half = power >> 1;
+  p = p * as<V>((half + 127) << 23) * as<V>((power - half + 127) << 23);
+  p = x > top ? V{} + __builtin_inff() : p;
+  return x < bottom ? V{} : p;
 }
 
-WASTE_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+template <class V> WASTE_INLINE V sigmoid(V x) { return 1.0f / (1.0f + exp(-x)); }
 
-WASTE_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
+template <class V> WASTE_INLINE V silu(V x) { return x / (1.0f + exp(-x)); }
 
 } // namespace waste

@@ -1,12 +1,16 @@
-// Codes of the strip formats as columns of 16 rows in float lanes, with the compiler's vectors: for decoding, and for
-// products where there is no code for the instruction set.
+// The codes of the strip formats (layouts: weight.hpp) as columns of 16 rows, unscaled.
+//
+// Templates of an anonymous namespace: what is compiled for one instruction set stays in its file.
 #pragma once
 
-#include "simd.hpp"
-#include "weight.hpp"
-#include "wt_tables.hpp"
+#include "../rotate.hpp"
+#include "../simd.hpp"
+#include "../weight.hpp"
+#include "../wt_tables.hpp"
 
 namespace waste {
+
+namespace {
 
 // Column 4j + q of vector j, for q = 0..3, as floats: 16 rows each.
 WASTE_INLINE void columns_q8(const std::uint8_t *codes, std::size_t j, f32x16 *column) {
@@ -64,17 +68,17 @@ constexpr const WtTable &TABLE = FORMAT == Format::wt2 ? WT2 : FORMAT == Format:
 // Each byte is a window; column[q] is what the table has for byte q of each lane.
 template <Format FORMAT> WASTE_INLINE void look_up(u32x16 window, f32x16 *column) {
   std::uint8_t steps[VECTOR];
-  std::memcpy(steps, &window, sizeof steps);
+  __builtin_memcpy(steps, &window, sizeof steps);
 #if defined(__SSSE3__) || defined(__ARM_NEON)
   u8x16 table[4], w[4];
-  std::memcpy(table, TABLE<FORMAT>.steps, sizeof table);
-  std::memcpy(w, steps, sizeof w);
+  __builtin_memcpy(table, TABLE<FORMAT>.steps, sizeof table);
+  __builtin_memcpy(w, steps, sizeof w);
   for (u8x16 &part : w) {
     const u8x16 low = (part & 16) != 0 ? pick(table[1], part) : pick(table[0], part);
     const u8x16 high = (part & 16) != 0 ? pick(table[3], part) : pick(table[2], part);
     part = (part & 32) != 0 ? high : low;
   }
-  std::memcpy(steps, w, sizeof steps);
+  __builtin_memcpy(steps, w, sizeof steps);
 #else // without a shuffle of bytes, look-ups one by one are the faster ones
   for (std::uint8_t &step : steps) {
     step = static_cast<std::uint8_t>(TABLE<FORMAT>.steps[step]);
@@ -115,5 +119,12 @@ WASTE_INLINE void group_columns(const std::uint8_t *codes, f32x16 *column) {
     columns<FORMAT>(codes, j, column + 4 * j);
   }
 }
+
+// The factor of a group's columns, for products of unnormalised rotations.
+template <Format FORMAT> WASTE_INLINE f32x16 group_scale(const std::uint8_t *strip) {
+  return rotated(FORMAT) ? halves(strip) * RESCALE : halves(strip);
+}
+
+} // namespace
 
 } // namespace waste
