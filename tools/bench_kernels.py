@@ -82,7 +82,7 @@ class Bench:
 
     def mlp(self, pool: _cpu.Pool, weights: Sequence[_cpu.Weight], tokens: int) -> None:
         gate, up, down = weights
-        _cpu.mlp(pool, self.x.ctypes.data, gate, up, down, 10.0, self.y.ctypes.data, tokens)
+        _cpu.mlp(pool, self.x.ctypes.data, self.y.ctypes.data, tokens, 10.0, gate, up, down)
 
     def expert(self, fmt: str) -> list[_cpu.Weight]:
         """The next expert of the arena."""

@@ -180,12 +180,12 @@ def _prefill(engine: Engine, rng: np.random.Generator, rates: dict[int, list[flo
 def overhead(path: Path, ram: str | None, tokens: int, rounds: int) -> Overhead:
     """CPU time of a token outside native stages, on one thread.
 
-    Tokens are timed as they are, and in turn with them with a clock around every native stage; what the clocks add to
-    the stages, known from an empty call, is taken off. Checks and addresses of arrays count as Python.
+    A clock runs around every native stage; what the clocks themselves take, known from empty calls, is taken off.
+    Checks and addresses of arrays count as Python.
     """
     rng = np.random.default_rng(0)
     clock = _Clock()
-    plain, native, calls = [], [], []
+    plain, outside, calls = [], [], []
     with Engine.open(path, ram=ram, threads=1) as engine:
         _load_experts(engine)
         _started(engine, rng)
@@ -193,15 +193,15 @@ def overhead(path: Path, ram: str | None, tokens: int, rounds: int) -> Overhead:
             plain.append(_decode(_started(engine, rng), _ids(engine, rng, tokens))[1] / tokens)
             session = _started(engine, rng)
             with clock:
-                _decode(session, _ids(engine, rng, tokens))
-            native.append(clock.spent / tokens)
+                spent = _decode(session, _ids(engine, rng, tokens))[1]
+            outside.append((spent - clock.spent - clock.calls * clock.each_s) / tokens)
             calls.append(clock.calls / tokens)
         layers = engine.config.num_layers
     return Overhead(
         layers=layers,
         calls=float(np.median(calls)),
         token_ms=Spread.of([1e3 * spent for spent in plain]),
-        python_ms=Spread.of([1e3 * (all_of_it - stages) for all_of_it, stages in zip(plain, native, strict=True)]),
+        python_ms=Spread.of([1e3 * spent for spent in outside]),
     )
 
 
@@ -216,9 +216,11 @@ class _Clock:
         self._stages = {name: getattr(_cpu, name) for name in doc if f"{name}(pool:" in doc[name]}
         self._empty_s = 0.0
         empty = self._timed(lambda: None)
+        began = time.thread_time()
         for _ in range(10000):
             empty()
-        self._empty_s = self.spent / self.calls
+        self.each_s = (time.thread_time() - began) / self.calls  # what a clock takes, seen from outside
+        self._empty_s = self.spent / self.calls  # and what it adds to the stage it is around
 
     def __enter__(self) -> None:
         self.spent, self.calls = 0.0, 0

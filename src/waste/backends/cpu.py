@@ -125,34 +125,29 @@ class CpuOps:
 
     def hc_pre(self, streams: F32, w: HcWeights, shape: HcShape, norm: F32, eps: float) -> HcMix:
         t, d, s = len(streams), streams.shape[-1], shape.streams
-        fixed = self._once.of(w, (shape, d), self._hc_weights, shape, d)
         (y, y_at), (post, post_at), (comb, comb_at) = fresh(t, d), fresh(t, s), fresh(t, s, s)
-        _cpu.hc_pre(
-            self._pool,
-            f32(streams, "streams", "T S D", t, s, d),
-            *fixed,
+        streams_at = f32(streams, "streams", "T S D", t, s, d)
+        fixed, _ = self._once.of(w, (shape, d, id(norm), eps), self._hc_pre, shape, d, norm, eps)
+        _cpu.hc_pre(self._pool, streams_at, t, y_at, post_at, comb_at, *fixed)
+        return HcMix(y, post, comb)
+
+    @staticmethod
+    def _hc_pre(w: HcWeights, shape: HcShape, d: int, norm: F32, eps: float) -> tuple[tuple[Any, ...], F32]:
+        s = shape.streams
+        _few_enough(s)
+        fixed = (
+            f32(w.fn, "fn", "outputs S*D", shape.outputs, s * d),
+            f32(w.base, "base", "outputs", shape.outputs),
+            f32(w.scale, "scale", "parts", 3),
             f32(norm, "norm", "D", d),
             shape.sinkhorn_iters,
             shape.eps,
             shape.norm_eps,
             eps,
-            t,
             s,
             d,
-            y_at,
-            post_at,
-            comb_at,
         )
-        return HcMix(y, post, comb)
-
-    @staticmethod
-    def _hc_weights(w: HcWeights, shape: HcShape, d: int) -> tuple[int, ...]:
-        _few_enough(shape.streams)
-        return (
-            f32(w.fn, "fn", "outputs S*D", shape.outputs, shape.streams * d),
-            f32(w.base, "base", "outputs", shape.outputs),
-            f32(w.scale, "scale", "parts", 3),
-        )
+        return fixed, norm  # which thereby lives as long as its address is remembered
 
     def hc_post(self, streams: F32, out: F32, mix: HcMix) -> F32:
         """Changes `streams` in place and returns it."""
@@ -180,27 +175,16 @@ class CpuOps:
 
     def kda(self, x: F32, w: KdaWeights, shape: KdaShape, state: KdaState) -> F32:
         t, d = x.shape
-        h, dim, taps = shape.heads, shape.head_dim, shape.conv
+        h, dim = shape.heads, shape.head_dim
         out, out_at = fresh(t, d)
-        _cpu.kda(
-            self._pool,
-            f32(x, "x", "T D", t, d),
-            *self._once.of(w, (shape, d), self._kda_weights, shape, d),
-            shape.gate_lower_bound,
-            shape.norm_eps,
-            t,
-            d,
-            h,
-            dim,
-            taps,
-            f32_out(state.conv, "conv", "qkv taps-1 C", 3, taps - 1, shape.channels),
-            f32_out(state.s, "s", "H Dk Dv", h, dim, dim),
-            out_at,
-        )
+        x_at = f32(x, "x", "T D", t, d)
+        conv_at = f32_out(state.conv, "conv", "qkv taps-1 C", 3, shape.conv - 1, shape.channels)
+        s_at = f32_out(state.s, "s", "H Dk Dv", h, dim, dim)
+        _cpu.kda(self._pool, x_at, t, conv_at, s_at, out_at, *self._once.of(w, (shape, d), self._kda, shape, d))
         return out
 
     @staticmethod
-    def _kda_weights(w: KdaWeights, shape: KdaShape, d: int) -> tuple[Any, ...]:
+    def _kda(w: KdaWeights, shape: KdaShape, d: int) -> tuple[Any, ...]:
         h, c, taps = shape.heads, shape.channels, shape.conv
         return (
             matrix(w.q, "q", "C D", c, d),
@@ -218,59 +202,66 @@ class CpuOps:
             f32(w.a_log, "a_log", "H", h),
             f32(w.dt_bias, "dt_bias", "C", c),
             f32(w.norm, "norm", "Dh", shape.head_dim),
+            shape.gate_lower_bound,
+            shape.norm_eps,
+            d,
+            h,
+            shape.head_dim,
+            taps,
         )
 
     def mla_project(self, x: F32, w: MlaWeights, shape: MlaShape, start: int) -> MlaProjection:
         t, d = x.shape
-        h, row = shape.heads, shape.row
-        fixed = self._once.of(w, (shape, d), self._mla_weights, shape, d)
-        (q, q_at), (rows, rows_at) = fresh(t, h, row), fresh(t, row)
+        (q, q_at), (rows, rows_at) = fresh(t, shape.heads, shape.row), fresh(t, shape.row)
         latent, latent_at = (None, 0) if w.q_a is None else fresh(t, w.q_a.rows)
-        _cpu.mla_project(
-            self._pool,
-            f32(x, "x", "T D", t, d),
-            *fixed,
-            shape.latent_eps,
-            self._inv_freq(shape.rotary, shape.rope, shape.rope),
-            start,
-            t,
-            d,
-            h,
-            shape.kv_lora,
-            shape.nope,
-            shape.rope,
-            q_at,
-            rows_at,
-            latent_at,
-        )
+        x_at = f32(x, "x", "T D", t, d)
+        project, _ = self._once.of(w, (shape, d), self._mla, shape, d)
+        _cpu.mla_project(self._pool, x_at, start, t, q_at, rows_at, latent_at, *project)
         return MlaProjection(q, rows, latent)
 
-    @staticmethod
-    def _mla_weights(w: MlaWeights, shape: MlaShape, d: int) -> tuple[Any, ...]:
+    def _mla(self, w: MlaWeights, shape: MlaShape, d: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         h, lora, part, latent = shape.heads, shape.kv_lora, shape.nope + shape.rope, d
         q_norm_at = 0
         if w.q_a is not None:
             latent = w.q_a.rows
             q_norm_at = f32(w.q_a_norm, "q_a_norm", "q_lora", latent)
             matrix(w.q_a, "q_a", "q_lora D", latent, d)
-        return (
+        project = (
             w.q_a,
             q_norm_at,
             matrix(w.q_b, "q_b", "H*(nope+rope) in", h * part, latent),
             matrix(w.kv_a, "kv_a", "R D", shape.row, d),
             f32(w.kv_a_norm, "kv_a_norm", "kv_lora", lora),
             matrix(w.k_up, "k_up", "H*kv_lora nope", h * lora, shape.nope),
+            shape.latent_eps,
+            self._inv_freq(shape.rotary, shape.rope, shape.rope),
+            d,
+            h,
+            lora,
+            shape.nope,
+            shape.rope,
         )
+        attend = (
+            matrix(w.v_up, "v_up", "H*v kv_lora", h * shape.v, lora),
+            matrix(w.o, "o", "D H*v", d, h * shape.v),
+            shape.scale,
+            d,
+            h,
+            lora,
+            shape.rope,
+            shape.v,
+        )
+        return project, attend
 
     def index(
         self, x: F32, q_latent: F32, w: IndexerWeights, shape: IndexerShape, state: IndexState
     ) -> Selection | None:
         t, d = x.shape
-        n, dim, pool, start = shape.heads, shape.head_dim, shape.pool, state.tokens
+        dim, pool, start = shape.head_dim, shape.pool, state.tokens
         total = start + t
         if len(state.keys) < total // pool:
             raise ValueError(f"index keys: {total // pool} pools do not fit the capacity of {len(state.keys)}")
-        fixed = self._once.of(w, (shape, d), self._index_weights, shape, d)
+        fixed = self._once.of(w, (shape, d), self._index, shape, d)
         open_keys_at = open_gates_at = 0
         if pool > 1:
             open_keys_at = f32_out(state.open_keys, "open_keys", "pool d", pool, dim)
@@ -285,29 +276,19 @@ class CpuOps:
             self._pool,
             f32(x, "x", "T D", t, d),
             f32(q_latent, "q_latent", "T q_lora", t, w.wq_b.cols),
-            *fixed,
-            self._inv_freq(shape.rotary, 0, dim),
-            0 if shape.rotary is None else shape.rotary.dim,
-            shape.norm_eps,
+            start,
             t,
-            d,
-            w.wq_b.cols,
-            n,
-            dim,
-            pool,
-            shape.keep,
             f32_out(state.keys, "keys", "capacity d", len(state.keys), dim),
             open_keys_at,
             open_gates_at,
-            start,
             0 if selection is None else i32(selection.positions, "positions", "chosen", len(selection.positions)),
             0 if selection is None else i64(selection.offsets, "offsets", "T+1", t + 1),
+            *fixed,
         )
         state.tokens = total
         return selection
 
-    @staticmethod
-    def _index_weights(w: IndexerWeights, shape: IndexerShape, d: int) -> tuple[Any, ...]:
+    def _index(self, w: IndexerWeights, shape: IndexerShape, d: int) -> tuple[Any, ...]:
         n, dim, pool = shape.heads, shape.head_dim, shape.pool
         gate, ape_at = None, 0
         if pool > 1:
@@ -323,6 +304,15 @@ class CpuOps:
             f32(w.k_norm, "k_norm", "d", dim),
             f32(w.k_norm_bias, "k_norm_bias", "d", dim),
             ape_at,
+            self._inv_freq(shape.rotary, 0, dim),
+            0 if shape.rotary is None else shape.rotary.dim,
+            shape.norm_eps,
+            d,
+            w.wq_b.cols,
+            n,
+            dim,
+            pool,
+            shape.keep,
         )
 
     def mla_attend(
@@ -331,7 +321,9 @@ class CpuOps:
         t, h, row = len(q), shape.heads, shape.row
         if len(cache) < start + t:
             raise ValueError(f"cache: expected at least start+T={start + t} rows, found {len(cache)}")
-        out, out_at = fresh(t, w.o.rows)
+        d = w.o.rows
+        out, out_at = fresh(t, d)
+        _, attend = self._once.of(w, (shape, d), self._mla, shape, d)
         _cpu.mla_attend(
             self._pool,
             f32(q, "q", "T H R", t, h, row),
@@ -339,16 +331,9 @@ class CpuOps:
             start,
             0 if selection is None else i32(selection.positions, "positions", "chosen", int(selection.offsets[-1])),
             0 if selection is None else i64(selection.offsets, "offsets", "T+1", t + 1),
-            matrix(w.v_up, "v_up", "H*v kv_lora", h * shape.v, shape.kv_lora),
-            matrix(w.o, "o", "D H*v", w.o.rows, h * shape.v),
-            shape.scale,
             t,
-            w.o.rows,
-            h,
-            shape.kv_lora,
-            shape.rope,
-            shape.v,
             out_at,
+            *attend,
         )
         return out
 
@@ -357,14 +342,8 @@ class CpuOps:
     def mlp(self, x: F32, w: MlpWeights, limit: float | None) -> F32:
         t, d = x.shape
         out, out_at = fresh(t, w.down.rows)
-        _cpu.mlp(
-            self._pool,
-            f32(x, "x", "T D", t, d),
-            *self._once.of(w, d, _mlp_weights, d),
-            _limit(limit),
-            out_at,
-            t,
-        )
+        x_at = f32(x, "x", "T D", t, d)
+        _cpu.mlp(self._pool, x_at, out_at, t, _limit(limit), *self._once.of(w, d, _mlp_weights, d))
         return out
 
     def route(self, x: F32, gate: _cpu.Weight, bias: F32, shape: RouterShape) -> Routing:
@@ -429,11 +408,11 @@ class CpuOps:
             self._native_layout(layout, shape),
             _records(wave, layout),
             _arrived(wave),
-            *common,
             _limit(shape.limit),
             out_at,
             t,
             k,
+            *common,
         )
         if not whole:
             wave.wait()

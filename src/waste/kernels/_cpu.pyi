@@ -85,25 +85,25 @@ def hc_expand(pool: Pool, x: int, out: int, tokens: int, streams: int, dim: int)
 
 def hc_mean(pool: Pool, x: int, out: int, tokens: int, streams: int, dim: int) -> None: ...
 
-def hc_pre(pool: Pool, streams: int, fn: int, base: int, scale: int, norm: int, iterations: int, eps: float, stream_eps: float, norm_eps: float, tokens: int, count: int, dim: int, y: int, post: int, comb: int) -> None: ...
+def hc_pre(pool: Pool, streams: int, tokens: int, y: int, post: int, comb: int, fn: int, base: int, scale: int, norm: int, iterations: int, eps: float, stream_eps: float, norm_eps: float, count: int, dim: int) -> None: ...
 
 def hc_post(pool: Pool, streams: int, out: int, post: int, comb: int, tokens: int, count: int, dim: int) -> None:
     """In place on `streams`."""
 
 HC_STREAMS: int = 16
 
-def kda(pool: Pool, x: int, q: Weight, k: Weight, v: Weight, f_a: Weight, f_b: Weight, b: Weight, g_a: Weight, g_b: Weight, o: Weight, q_conv: int, k_conv: int, v_conv: int, a_log: int, dt_bias: int, norm: int, bound: float | None, norm_eps: float, tokens: int, dim: int, heads: int, head_dim: int, taps: int, conv: int, s: int, out: int) -> None: ...
+def kda(pool: Pool, x: int, tokens: int, conv: int, s: int, out: int, q: Weight, k: Weight, v: Weight, f_a: Weight, f_b: Weight, b: Weight, g_a: Weight, g_b: Weight, o: Weight, q_conv: int, k_conv: int, v_conv: int, a_log: int, dt_bias: int, norm: int, bound: float | None, norm_eps: float, dim: int, heads: int, head_dim: int, taps: int) -> None: ...
 
-def mla_project(pool: Pool, x: int, q_a: Weight | None, q_a_norm: int, q_b: Weight, kv_a: Weight, kv_a_norm: int, k_up: Weight, latent_eps: float, inv_freq: int, start: int, tokens: int, dim: int, heads: int, kv_lora: int, nope: int, rope: int, q: int, rows: int, latent: int) -> None:
+def mla_project(pool: Pool, x: int, start: int, tokens: int, q: int, rows: int, latent: int, q_a: Weight | None, q_a_norm: int, q_b: Weight, kv_a: Weight, kv_a_norm: int, k_up: Weight, latent_eps: float, inv_freq: int, dim: int, heads: int, kv_lora: int, nope: int, rope: int) -> None:
     """`q_a` None: no query latent. `inv_freq` 0: no rotation."""
 
-def mla_attend(pool: Pool, q: int, cache: int, start: int, positions: int, offsets: int, v_up: Weight, o: Weight, scale: float, tokens: int, dim: int, heads: int, kv_lora: int, rope: int, v: int, out: int) -> None:
+def mla_attend(pool: Pool, q: int, cache: int, start: int, positions: int, offsets: int, tokens: int, out: int, v_up: Weight, o: Weight, scale: float, dim: int, heads: int, kv_lora: int, rope: int, v: int) -> None:
     """`positions` 0: causal."""
 
-def index(pool: Pool, x: int, q_latent: int, wq_b: Weight, wk: Weight, proj: Weight, gate: Weight | None, norm: int, norm_bias: int, ape: int, inv_freq: int, rotary: int, norm_eps: float, tokens: int, dim: int, q_lora: int, heads: int, head_dim: int, pool_size: int, keep: int, keys: int, open_keys: int, open_gates: int, start: int, positions: int, offsets: int) -> None:
+def index(pool: Pool, x: int, q_latent: int, start: int, tokens: int, keys: int, open_keys: int, open_gates: int, positions: int, offsets: int, wq_b: Weight, wk: Weight, proj: Weight, gate: Weight | None, norm: int, norm_bias: int, ape: int, inv_freq: int, rotary: int, norm_eps: float, dim: int, q_lora: int, heads: int, head_dim: int, pool_size: int, keep: int) -> None:
     """`positions` 0: advance only, every query sees its whole past."""
 
-def mlp(pool: Pool, x: int, gate: Weight, up: Weight, down: Weight, limit: float, out: int, tokens: int) -> None: ...
+def mlp(pool: Pool, x: int, out: int, tokens: int, limit: float, gate: Weight, up: Weight, down: Weight) -> None: ...
 
 def route(pool: Pool, x: int, gate: Weight, bias: int, top_k: int, groups: int, topk_groups: int, scaling: float, normalize: bool, tokens: int, ids: int, weights: int) -> None: ...
 
@@ -112,7 +112,7 @@ def experts(pool: Pool, x: int, ids: int, layout: RecordLayout, records: Sequenc
     records: (expert id, address of its record). `arrived` 0: all are there. False: one will not come.
     """
 
-def expert_group(pool: Pool, x: int, ids: int, weights: int, layout: RecordLayout, records: Sequence[tuple[int, int]], arrived: int, gate: Weight | None, up: Weight | None, down: Weight | None, limit: float, out: int, tokens: int, top_k: int) -> bool:
+def expert_group(pool: Pool, x: int, ids: int, weights: int, layout: RecordLayout, records: Sequence[tuple[int, int]], arrived: int, limit: float, out: int, tokens: int, top_k: int, gate: Weight | None, up: Weight | None, down: Weight | None) -> bool:
     """As `experts`, then the weighted sum and the shared expert's part."""
 
 def read_stream(data: int, nbytes: int, passes: int, ahead: int) -> tuple[int, float]:

@@ -179,15 +179,15 @@ void bind_streams(nb::module_ &m) {
       "pool"_a, "x"_a, "out"_a, "tokens"_a, "streams"_a, "dim"_a, released);
   m.def(
       "hc_pre",
-      [](waste::Pool &pool, Address streams, Address fn, Address base, Address scale, Address norm, int iterations,
-         double eps, double stream_eps, double norm_eps, std::size_t tokens, std::size_t count, std::size_t dim,
-         Address y, Address post, Address comb) {
+      [](waste::Pool &pool, Address streams, std::size_t tokens, Address y, Address post, Address comb, Address fn,
+         Address base, Address scale, Address norm, int iterations, double eps, double stream_eps, double norm_eps,
+         std::size_t count, std::size_t dim) {
         const waste::HcParams params{at(fn),     at(base), at(scale), iterations, eps,
                                      stream_eps, at(norm), norm_eps};
         waste::hc_pre(pool, at(streams), params, {tokens, count, dim}, at(y), at(post), at(comb));
       },
-      "pool"_a, "streams"_a, "fn"_a, "base"_a, "scale"_a, "norm"_a, "iterations"_a, "eps"_a, "stream_eps"_a,
-      "norm_eps"_a, "tokens"_a, "count"_a, "dim"_a, "y"_a, "post"_a, "comb"_a, released);
+      "pool"_a, "streams"_a, "tokens"_a, "y"_a, "post"_a, "comb"_a, "fn"_a, "base"_a, "scale"_a, "norm"_a,
+      "iterations"_a, "eps"_a, "stream_eps"_a, "norm_eps"_a, "count"_a, "dim"_a, released);
   m.def(
       "hc_post",
       [](waste::Pool &pool, Address streams, Address out, Address post, Address comb, std::size_t tokens,
@@ -202,61 +202,61 @@ void bind_streams(nb::module_ &m) {
 void bind_attention(nb::module_ &m) {
   m.def(
       "kda",
-      [](waste::Pool &pool, Address x, const waste::Weight &q, const waste::Weight &k, const waste::Weight &v,
-         const waste::Weight &f_a, const waste::Weight &f_b, const waste::Weight &b, const waste::Weight &g_a,
-         const waste::Weight &g_b, const waste::Weight &o, Address q_conv, Address k_conv, Address v_conv,
-         Address a_log, Address dt_bias, Address norm, std::optional<double> bound, double norm_eps,
-         std::size_t tokens, std::size_t dim, std::size_t heads, std::size_t head_dim, std::size_t taps, Address conv,
-         Address s, Address out) {
+      [](waste::Pool &pool, Address x, std::size_t tokens, Address conv, Address s, Address out,
+         const waste::Weight &q, const waste::Weight &k, const waste::Weight &v, const waste::Weight &f_a,
+         const waste::Weight &f_b, const waste::Weight &b, const waste::Weight &g_a, const waste::Weight &g_b,
+         const waste::Weight &o, Address q_conv, Address k_conv, Address v_conv, Address a_log, Address dt_bias,
+         Address norm, std::optional<double> bound, double norm_eps, std::size_t dim, std::size_t heads,
+         std::size_t head_dim, std::size_t taps) {
         const waste::KdaWeights w{&q,  &k,         &v,         &f_a,       &f_b,      &b,          &g_a,    &g_b,
                                   &o,  at(q_conv), at(k_conv), at(v_conv), at(a_log), at(dt_bias), at(norm)};
         const waste::KdaDims dims{tokens,   dim,  heads,           head_dim,
                                   taps,     bound.has_value(), bound.value_or(0.0), norm_eps};
         waste::kda(pool, at(x), w, dims, {at(conv), at(s)}, at(out));
       },
-      "pool"_a, "x"_a, "q"_a, "k"_a, "v"_a, "f_a"_a, "f_b"_a, "b"_a, "g_a"_a, "g_b"_a, "o"_a, "q_conv"_a, "k_conv"_a,
-      "v_conv"_a, "a_log"_a, "dt_bias"_a, "norm"_a, "bound"_a.none(), "norm_eps"_a, "tokens"_a, "dim"_a, "heads"_a,
-      "head_dim"_a, "taps"_a, "conv"_a, "s"_a, "out"_a, released);
+      "pool"_a, "x"_a, "tokens"_a, "conv"_a, "s"_a, "out"_a, "q"_a, "k"_a, "v"_a, "f_a"_a, "f_b"_a, "b"_a, "g_a"_a,
+      "g_b"_a, "o"_a, "q_conv"_a, "k_conv"_a, "v_conv"_a, "a_log"_a, "dt_bias"_a, "norm"_a, "bound"_a.none(),
+      "norm_eps"_a, "dim"_a, "heads"_a, "head_dim"_a, "taps"_a, released);
   m.def(
       "mla_project",
-      [](waste::Pool &pool, Address x, const waste::Weight *q_a, Address q_a_norm, const waste::Weight &q_b,
-         const waste::Weight &kv_a, Address kv_a_norm, const waste::Weight &k_up, double latent_eps, Address inv_freq,
-         std::size_t start, std::size_t tokens, std::size_t dim, std::size_t heads, std::size_t kv_lora,
-         std::size_t nope, std::size_t rope, Address q, Address rows, Address latent) {
+      [](waste::Pool &pool, Address x, std::size_t start, std::size_t tokens, Address q, Address rows, Address latent,
+         const waste::Weight *q_a, Address q_a_norm, const waste::Weight &q_b, const waste::Weight &kv_a,
+         Address kv_a_norm, const waste::Weight &k_up, double latent_eps, Address inv_freq, std::size_t dim,
+         std::size_t heads, std::size_t kv_lora, std::size_t nope, std::size_t rope) {
         const waste::MlaProjection w{q_a,   at(q_a_norm), &q_b,         &kv_a, at(kv_a_norm),
                                      &k_up, latent_eps,   at(inv_freq), start};
         waste::mla_project(pool, at(x), w, {tokens, dim, heads, kv_lora, nope, rope, 0}, at(q), at(rows), at(latent));
       },
-      "pool"_a, "x"_a, "q_a"_a.none(), "q_a_norm"_a, "q_b"_a, "kv_a"_a, "kv_a_norm"_a, "k_up"_a, "latent_eps"_a,
-      "inv_freq"_a, "start"_a, "tokens"_a, "dim"_a, "heads"_a, "kv_lora"_a, "nope"_a, "rope"_a, "q"_a, "rows"_a,
-      "latent"_a, released, "`q_a` None: no query latent. `inv_freq` 0: no rotation.");
+      "pool"_a, "x"_a, "start"_a, "tokens"_a, "q"_a, "rows"_a, "latent"_a, "q_a"_a.none(), "q_a_norm"_a, "q_b"_a,
+      "kv_a"_a, "kv_a_norm"_a, "k_up"_a, "latent_eps"_a, "inv_freq"_a, "dim"_a, "heads"_a, "kv_lora"_a, "nope"_a,
+      "rope"_a, released, "`q_a` None: no query latent. `inv_freq` 0: no rotation.");
   m.def(
       "mla_attend",
       [](waste::Pool &pool, Address q, Address cache, std::size_t start, Address positions, Address offsets,
-         const waste::Weight &v_up, const waste::Weight &o, double scale, std::size_t tokens, std::size_t dim,
-         std::size_t heads, std::size_t kv_lora, std::size_t rope, std::size_t v, Address out) {
+         std::size_t tokens, Address out, const waste::Weight &v_up, const waste::Weight &o, double scale,
+         std::size_t dim, std::size_t heads, std::size_t kv_lora, std::size_t rope, std::size_t v) {
         const waste::MlaAttention w{at(cache), start, at<const std::int32_t>(positions),
                                     at<const std::int64_t>(offsets), &v_up, &o, scale};
         waste::mla_attend(pool, at(q), w, {tokens, dim, heads, kv_lora, 0, rope, v}, at(out));
       },
-      "pool"_a, "q"_a, "cache"_a, "start"_a, "positions"_a, "offsets"_a, "v_up"_a, "o"_a, "scale"_a, "tokens"_a,
-      "dim"_a, "heads"_a, "kv_lora"_a, "rope"_a, "v"_a, "out"_a, released, "`positions` 0: causal.");
+      "pool"_a, "q"_a, "cache"_a, "start"_a, "positions"_a, "offsets"_a, "tokens"_a, "out"_a, "v_up"_a, "o"_a,
+      "scale"_a, "dim"_a, "heads"_a, "kv_lora"_a, "rope"_a, "v"_a, released, "`positions` 0: causal.");
   m.def(
       "index",
-      [](waste::Pool &pool, Address x, Address q_latent, const waste::Weight &wq_b, const waste::Weight &wk,
-         const waste::Weight &proj, const waste::Weight *gate, Address norm, Address norm_bias, Address ape,
-         Address inv_freq, std::size_t rotary, double norm_eps, std::size_t tokens, std::size_t dim,
-         std::size_t q_lora, std::size_t heads, std::size_t head_dim, std::size_t pool_size, std::size_t keep,
-         Address keys, Address open_keys, Address open_gates, std::size_t start, Address positions, Address offsets) {
+      [](waste::Pool &pool, Address x, Address q_latent, std::size_t start, std::size_t tokens, Address keys,
+         Address open_keys, Address open_gates, Address positions, Address offsets, const waste::Weight &wq_b,
+         const waste::Weight &wk, const waste::Weight &proj, const waste::Weight *gate, Address norm,
+         Address norm_bias, Address ape, Address inv_freq, std::size_t rotary, double norm_eps, std::size_t dim,
+         std::size_t q_lora, std::size_t heads, std::size_t head_dim, std::size_t pool_size, std::size_t keep) {
         const waste::IndexWeights w{&wq_b, &wk, &proj, gate, at(norm), at(norm_bias), at(ape), at(inv_freq)};
         waste::index(pool, at(x), at(q_latent), w,
                      {tokens, dim, q_lora, heads, head_dim, pool_size, keep, rotary, norm_eps},
                      {at(keys), at(open_keys), at(open_gates), start}, at<std::int32_t>(positions),
                      at<const std::int64_t>(offsets));
       },
-      "pool"_a, "x"_a, "q_latent"_a, "wq_b"_a, "wk"_a, "proj"_a, "gate"_a.none(), "norm"_a, "norm_bias"_a, "ape"_a,
-      "inv_freq"_a, "rotary"_a, "norm_eps"_a, "tokens"_a, "dim"_a, "q_lora"_a, "heads"_a, "head_dim"_a, "pool_size"_a,
-      "keep"_a, "keys"_a, "open_keys"_a, "open_gates"_a, "start"_a, "positions"_a, "offsets"_a, released,
+      "pool"_a, "x"_a, "q_latent"_a, "start"_a, "tokens"_a, "keys"_a, "open_keys"_a, "open_gates"_a, "positions"_a,
+      "offsets"_a, "wq_b"_a, "wk"_a, "proj"_a, "gate"_a.none(), "norm"_a, "norm_bias"_a, "ape"_a, "inv_freq"_a,
+      "rotary"_a, "norm_eps"_a, "dim"_a, "q_lora"_a, "heads"_a, "head_dim"_a, "pool_size"_a, "keep"_a, released,
       "`positions` 0: advance only, every query sees its whole past.");
 }
 
@@ -274,10 +274,11 @@ std::vector<waste::Expert> experts_of(const RecordLayout &layout, const Records 
 void bind_feed_forward(nb::module_ &m) {
   m.def(
       "mlp",
-      [](waste::Pool &pool, Address x, const waste::Weight &gate, const waste::Weight &up, const waste::Weight &down,
-         float limit, Address out,
-         std::size_t tokens) { waste::mlp(pool, at(x), {gate, up, down}, limit, at(out), tokens); },
-      "pool"_a, "x"_a, "gate"_a, "up"_a, "down"_a, "limit"_a, "out"_a, "tokens"_a, released);
+      [](waste::Pool &pool, Address x, Address out, std::size_t tokens, float limit, const waste::Weight &gate,
+         const waste::Weight &up, const waste::Weight &down) {
+        waste::mlp(pool, at(x), {gate, up, down}, limit, at(out), tokens);
+      },
+      "pool"_a, "x"_a, "out"_a, "tokens"_a, "limit"_a, "gate"_a, "up"_a, "down"_a, released);
   m.def(
       "route",
       [](waste::Pool &pool, Address x, const waste::Weight &gate, Address bias, std::size_t top_k, std::size_t groups,
@@ -300,8 +301,8 @@ void bind_feed_forward(nb::module_ &m) {
   m.def(
       "expert_group",
       [](waste::Pool &pool, Address x, Address ids, Address weights, const RecordLayout &layout,
-         const Records &records, Address arrived, const waste::Weight *gate, const waste::Weight *up,
-         const waste::Weight *down, float limit, Address out, std::size_t tokens, std::size_t top_k) {
+         const Records &records, Address arrived, float limit, Address out, std::size_t tokens, std::size_t top_k,
+         const waste::Weight *gate, const waste::Weight *up, const waste::Weight *down) {
         const std::vector<waste::Expert> given = experts_of(layout, records);
         const bool shared = gate != nullptr && up != nullptr && down != nullptr;
         const waste::Mlp common = shared ? waste::Mlp{*gate, *up, *down} : waste::Mlp{};
@@ -309,8 +310,8 @@ void bind_feed_forward(nb::module_ &m) {
                                    {given.data(), given.size(), at<const std::int32_t>(arrived)},
                                    shared ? &common : nullptr, limit, at(out));
       },
-      "pool"_a, "x"_a, "ids"_a, "weights"_a, "layout"_a, "records"_a, "arrived"_a, "gate"_a.none(), "up"_a.none(),
-      "down"_a.none(), "limit"_a, "out"_a, "tokens"_a, "top_k"_a, released,
+      "pool"_a, "x"_a, "ids"_a, "weights"_a, "layout"_a, "records"_a, "arrived"_a, "limit"_a, "out"_a, "tokens"_a,
+      "top_k"_a, "gate"_a.none(), "up"_a.none(), "down"_a.none(), released,
       "As `experts`, then the weighted sum and the shared expert's part.");
 }
 
