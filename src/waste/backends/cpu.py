@@ -485,10 +485,12 @@ def _format_code(fmt: str) -> int:
 def _records(wave: Wave, layout: RecordLayout) -> list[tuple[int, int]]:
     """(expert, address of its record), as native code takes them."""
     needed = layout.down.offset + layout.down.nbytes
+    given = []
     for record in wave.records:
         if record.nbytes < needed:
             raise ValueError(f"record: expected {layout.stride} bytes, found {record.nbytes}")
-    return [(record.expert, record.address) for record in wave.records]
+        given.append((record.expert, record.address))
+    return given
 
 
 def _mlp_weights(w: MlpWeights, d: int) -> tuple[Any, ...]:

@@ -6,9 +6,9 @@ there; nothing is copied or repacked. The cache serves one forward pass at a tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,28 @@ class _Flag:
         self._flags[self._index] = 1 if not read.cancelled() and read.exception() is None else -1
 
 
+class _Pinned:
+    """The `with` block of a wave. A class: entered in every layer of every token, twice as fast as a generator."""
+
+    __slots__ = ("_cache", "_keys", "_reads")
+
+    def __init__(self, cache: ExpertCache, layer: int, experts: Sequence[int]) -> None:
+        self._cache = cache
+        self._keys = [(layer, expert) for expert in experts]
+        self._reads: Mapping[Key, Read] = {}
+
+    def __enter__(self) -> Arrivals:
+        try:
+            arrivals, self._reads = self._cache._acquire(self._keys)
+        except BaseException:
+            self._cache._release(self._keys, {})
+            raise
+        return arrivals
+
+    def __exit__(self, *_: object) -> None:
+        self._cache._release(self._keys, self._reads)
+
+
 class ExpertCache:
     """`slots` records of the given banks in memory. Implements `waste.layers.feed_forward.ExpertStore`."""
 
@@ -104,35 +126,34 @@ class ExpertCache:
         """Residents first, so that nothing wanted is evicted for something else wanted."""
         if self._closed:
             raise _closed()
-        waiting = list(experts)
-        if len(waiting) > self._slots:
-            waiting.sort(key=lambda expert: (layer, expert) not in self._records)
+        if len(experts) <= self._slots:
+            return [self.pinned(layer, experts)] if experts else []
+        waiting = sorted(experts, key=lambda expert: (layer, expert) not in self._records)
         return [
             self.pinned(layer, waiting[begin : begin + self._slots]) for begin in range(0, len(waiting), self._slots)
         ]
 
-    @contextmanager
-    def pinned(self, layer: int, experts: Sequence[int]) -> Iterator[Arrivals]:
+    def pinned(self, layer: int, experts: Sequence[int]) -> AbstractContextManager[Arrivals]:
         """The records of at most `slots` experts, safe from eviction inside the block; reads begin at once."""
-        keys = [(layer, e) for e in experts]
+        return _Pinned(self, layer, experts)
+
+    def _acquire(self, keys: Sequence[Key]) -> tuple[Arrivals, dict[Key, Read]]:
+        """Pin `keys` and begin to read those that are not resident."""
         self._pinned.update(keys)
-        try:
-            missing = [key for key in keys if key not in self._records]
-            for key in keys:
-                if key in self._records:
-                    self.stats.hits += 1
-                    self._policy.used(key)
-            if not missing:
-                yield Arrivals([self._records[key] for key in keys])
-                return
-            reads = self._begin(missing)
-            try:
-                found = [reads[key].record if key in reads else self._records[key] for key in keys]
-                yield Arrivals(found, {key[1]: read for key, read in reads.items()})
-            finally:
-                self._finish(reads)
-        finally:
-            self._pinned.difference_update(keys)
+        records = self._records
+        there = [key for key in keys if key in records]
+        self.stats.hits += len(there)
+        self._policy.used(there)
+        if len(there) == len(keys):
+            return Arrivals([records[key] for key in keys]), {}
+        reads = self._begin([key for key in keys if key not in records])
+        found = [reads[key].record if key in reads else records[key] for key in keys]
+        return Arrivals(found, {key[1]: read for key, read in reads.items()}), reads
+
+    def _release(self, keys: Sequence[Key], reads: Mapping[Key, Read]) -> None:
+        if reads:
+            self._finish(reads)
+        self._pinned.difference_update(keys)
 
     def close(self) -> None:
         self._closed = True
@@ -157,7 +178,7 @@ class ExpertCache:
             if not read.future.cancelled() and read.future.exception() is None:
                 self._slot_of[key] = read.slot
                 self._records[key] = read.record
-                self._policy.used(key)
+                self._policy.used((key,))
                 self.stats.misses += 1
                 self.stats.bytes_read += read.record.nbytes
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 Key = tuple[int, int]  # (layer, expert)
@@ -12,8 +12,8 @@ Key = tuple[int, int]  # (layer, expert)
 class Policy(Protocol):
     """Told of every use; asked for a victim when a slot is needed. Constant time each."""
 
-    def used(self, key: Key) -> None:
-        """`key` is resident and was just used (or just arrived)."""
+    def used(self, keys: Iterable[Key]) -> None:
+        """`keys` are resident and were just used (or just arrived), in this order."""
         ...
 
     def victim(self, pinned: Collection[Key]) -> Key:
@@ -27,9 +27,11 @@ class Lru:
     def __init__(self) -> None:
         self._order: OrderedDict[Key, None] = OrderedDict()
 
-    def used(self, key: Key) -> None:
-        self._order[key] = None
-        self._order.move_to_end(key)
+    def used(self, keys: Iterable[Key]) -> None:
+        order = self._order
+        for key in keys:
+            order[key] = None
+            order.move_to_end(key)
 
     def victim(self, pinned: Collection[Key]) -> Key:
         # Pinned keys were used last, so the first key is free unless (nearly) all are pinned.
