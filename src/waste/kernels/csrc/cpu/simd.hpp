@@ -15,21 +15,23 @@ static_assert(std::endian::native == std::endian::little, "weights are stored li
 #define WASTE_INLINE inline __attribute__((always_inline))
 
 // Clones need ifunc (ELF) and GCC's resolver; elsewhere the one portable version is built. Versions are clones with a
-// body of their own: WIDE is true in the one for AVX-512.
+// body of their own: LEVEL is that of x86-64 it is compiled for (3 has AVX2 and fused multiply-adds, 4 AVX-512), WIDE is
+// true in the one for AVX-512.
 #if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WASTE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #define WASTE_VERSIONS(HEAD, ...)                                                                                      \
-  __attribute__((target("arch=x86-64-v4"))) HEAD { WASTE_BODY(true, __VA_ARGS__) }                                     \
-  __attribute__((target("arch=x86-64-v3"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
-  __attribute__((target("arch=x86-64-v2"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }                                    \
-  __attribute__((target("default"))) HEAD { WASTE_BODY(false, __VA_ARGS__) }
+  __attribute__((target("arch=x86-64-v4"))) HEAD { WASTE_BODY(4, __VA_ARGS__) }                                        \
+  __attribute__((target("arch=x86-64-v3"))) HEAD { WASTE_BODY(3, __VA_ARGS__) }                                        \
+  __attribute__((target("arch=x86-64-v2"))) HEAD { WASTE_BODY(2, __VA_ARGS__) }                                        \
+  __attribute__((target("default"))) HEAD { WASTE_BODY(1, __VA_ARGS__) }
 #else
 #define WASTE_CLONES
 #define WASTE_VERSIONS(HEAD, ...)                                                                                      \
-  HEAD { WASTE_BODY(false, __VA_ARGS__) }
+  HEAD { WASTE_BODY(1, __VA_ARGS__) }
 #endif
-#define WASTE_BODY(IS_WIDE, ...)                                                                                       \
-  constexpr bool WIDE = IS_WIDE;                                                                                       \
+#define WASTE_BODY(OF, ...)                                                                                            \
+  [[maybe_unused]] constexpr int LEVEL = OF;                                                                           \
+  [[maybe_unused]] constexpr bool WIDE = LEVEL >= 4;                                                                   \
   __VA_ARGS__;
 
 namespace waste {
