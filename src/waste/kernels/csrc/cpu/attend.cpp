@@ -21,9 +21,6 @@ namespace {
 // Heads in lanes, 64 at a time: four AVX-512 registers.
 constexpr std::size_t HEADS = 64;
 
-// Attended rows between two looks at the largest score: 24 KiB of scores.
-constexpr std::size_t ROWS = 96;
-
 // mixed (width, wide) = mixed * keep + sum over j of score[j] * rows[j]: the part of `tile` width M at column `at`.
 template <class V, bool FUSED, std::size_t N, std::size_t M>
 WASTE_INLINE void mix_tile(const float *score, std::size_t wide, const float *const *rows, std::size_t count,
@@ -210,15 +207,6 @@ std::size_t segment_rows(std::size_t attended) {
   return ceil_div(std::max(SHORTEST, ceil_div(attended, SEGMENTS)), ROWS) * ROWS;
 }
 
-// q (heads, row) with heads in lanes, scaled: out (row, wide), zeros behind the last head.
-void turn(const float *q, std::size_t heads, std::size_t wide, std::size_t row, float scale, float *out) {
-  for (std::size_t h = 0; h < wide; ++h) {
-    for (std::size_t r = 0; r < row; ++r) {
-      out[r * wide + h] = h < heads ? q[h * row + r] * scale : 0.0f;
-    }
-  }
-}
-
 void chunk(Stage &stage, const float *q, const MlaAttention &w, const MlaDims &d, const Buffers &b, float *out) {
   const std::size_t t = d.tokens, row = d.row(), groups = ceil_div(d.heads, HEADS), most = b.segments;
   const auto attended = [&](std::size_t i) {
@@ -233,8 +221,8 @@ void chunk(Stage &stage, const float *q, const MlaAttention &w, const MlaDims &d
     }
     stage.parallel(n * groups, n * d.heads * row * 4, [&](std::size_t item, std::size_t) {
       const std::size_t i = item / groups, group = item % groups, heads = heads_of(group);
-      turn(q + ((first + i) * d.heads + group * HEADS) * row, heads, ceil_div(heads, LANES) * LANES, row,
-           static_cast<float>(w.scale), b.queries + item * row * HEADS);
+      heads_in_lanes(q + ((first + i) * d.heads + group * HEADS) * row, heads, ceil_div(heads, LANES) * LANES, row,
+                     static_cast<float>(w.scale), b.queries + item * row * HEADS);
     });
     stage.parallel(n * groups * most, work, [&](std::size_t item, std::size_t worker) {
       const std::size_t turned = item / most, i = first + turned / groups, heads = heads_of(turned % groups);

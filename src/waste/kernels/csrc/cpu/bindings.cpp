@@ -19,6 +19,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -255,6 +256,20 @@ void bind_attention(nb::module_ &m) {
       "`positions` 0: advance only, every query sees its whole past.");
 }
 
+void bind_choice(nb::module_ &m) {
+  m.def(
+      "choose",
+      [](Address score, std::size_t count, std::size_t keep, Address chosen) {
+        if (keep > count) {
+          throw std::invalid_argument("cannot choose " + std::to_string(keep) + " of " + std::to_string(count));
+        }
+        std::vector<std::uint64_t> candidates(count);
+        waste::choose(at<const double>(score), count, keep, candidates.data(), at<std::int32_t>(chosen));
+      },
+      "score"_a, "count"_a, "keep"_a, "chosen"_a, released,
+      "Indices of the largest of `count` float64 scores, ascending, ties to the lower: int32 (keep).");
+}
+
 void bind_feed_forward(nb::module_ &m) {
   m.def(
       "mlp",
@@ -324,5 +339,6 @@ NB_MODULE(_cpu, m) {
   bind_basic(m);
   bind_streams(m);
   bind_attention(m);
+  bind_choice(m);
   bind_feed_forward(m);
 }

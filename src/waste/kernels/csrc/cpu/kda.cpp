@@ -106,8 +106,9 @@ WASTE_INLINE void one_token(const float *from, std::size_t from_stride, float *t
     known[n] = V{};
   }
   for (std::size_t i = 0; i < keys; ++i) {
-    const V keep = spread<V>(decay[i]), key = spread<V>(k[i]), query = spread<V>(q[i]);
-    const V ask = LAST ? V{} : spread<V>(next[i]);
+    // Less zero: in every lane (tile.hpp).
+    const V keep = decay[i] - V{}, key = k[i] - V{}, query = q[i] - V{};
+    const V ask = LAST ? V{} : next[i] - V{};
     for (std::size_t n = 0; n < N; ++n) {
       const V row = keep * load<V>(from + i * from_stride + n * lanes) + key * delta[n];
       store(to + i * to_stride + n * lanes, row);
@@ -134,7 +135,7 @@ WASTE_INLINE void columns(float *s, std::size_t stride, std::size_t keys, std::s
       if (tokens > 1) {
         store(work + (i * N + n) * lanes, row);
       }
-      known[n] += spread<V>(ask[i]) * row;
+      known[n] += (ask[i] - V{}) * row;
     }
   }
   const float *from = tokens > 1 ? work : s;

@@ -4,6 +4,8 @@
 // same channel of many heads. Every sum is one lane of one accumulator with its terms in ascending order, so neither
 // the shape of a tile nor the width of a vector changes a bit. Fusing multiplication and addition does: it rounds once
 // where the others round twice, and is 1.75 times as fast (LEARNED: attention-limits).
+//
+// Of an anonymous namespace: what is compiled for one instruction set stays in its file.
 #pragma once
 
 #include "simd.hpp"
@@ -14,6 +16,8 @@
 #endif
 
 namespace waste {
+
+namespace {
 
 using f32x4 = float __attribute__((vector_size(16)));
 
@@ -45,8 +49,15 @@ template <> struct Tile<4> {
   static constexpr std::size_t VECTORS = 4, NUMBERS = 6;
 };
 
-// A number in every lane. Unlike adding, taking zero away changes no number and costs no instruction.
-template <class V> WASTE_INLINE V spread(float value) { return value - V{}; }
+// q (heads, channels) times a factor, with heads in lanes: out (channels, wide), zeros behind the last head.
+WASTE_INLINE void heads_in_lanes(const float *q, std::size_t heads, std::size_t wide, std::size_t channels,
+                                 float factor, float *out) {
+  for (std::size_t h = 0; h < wide; ++h) {
+    for (std::size_t r = 0; r < channels; ++r) {
+      out[r * wide + h] = h < heads ? q[h * channels + r] * factor : 0.0f;
+    }
+  }
+}
 
 // acc[m][n] += sum over i < count of number(i, m) * vectors[i * stride + n * lanes], i ascending.
 template <class V, bool FUSED, std::size_t N, std::size_t M, class Number>
@@ -59,7 +70,9 @@ WASTE_INLINE void tile(const float *vectors, std::size_t stride, std::size_t cou
       head[n] = load<V>(vectors + i * stride + n * lanes);
     }
     for (std::size_t m = 0; m < M; ++m) {
-      const V x = spread<V>(number(i, m));
+      // A number in every lane. Unlike adding to zero, taking zero away changes no number and costs no instruction; and
+      // a function that returned it would be compiled for the baseline, element by element.
+      const V x = number(i, m) - V{};
       for (std::size_t n = 0; n < N; ++n) {
         acc[m][n] = madd<FUSED>(x, head[n], acc[m][n]);
       }
@@ -70,6 +83,9 @@ WASTE_INLINE void tile(const float *vectors, std::size_t stride, std::size_t cou
 // Channels whose products are summed before they join the rest: the queries' share of them (24 KiB for 64 heads) stays
 // in the first-level cache, and errors grow with the root of 96, not of the whole row.
 constexpr std::size_t CHANNELS = 96;
+
+// Rows that are scored at a time: a whole number of tiles, 24 KiB of scores of 64 heads.
+constexpr std::size_t ROWS = 96;
 
 template <class V, bool FUSED, std::size_t N, std::size_t M>
 WASTE_INLINE void score_tile(const float *q, std::size_t wide, const float *const *rows, std::size_t from,
@@ -120,5 +136,7 @@ WASTE_INLINE void scores(const float *q, std::size_t wide, std::size_t channels,
     }
   }
 }
+
+} // namespace
 
 } // namespace waste
