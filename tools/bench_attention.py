@@ -4,9 +4,8 @@
     python tools/bench_attention.py --json    the same for programs
 
 The widths are GLM-5.3-Flash's: KDA 64 heads of 128 x 128, MLA 64 heads over rows of 512 + 64, index 32 heads of 128
-over pools of 4, all float32. Stages run with projections of next to no size; what these cost is measured beside them
-and taken off. Every state, cache and query is ours and torch's alike; the two take turns, and the best of the rounds
-counts. KDA walks over the states of many layers, so that each comes from memory.
+over pools of 4, all float32. MLA and index are whole stages whose projections have next to no size. Ours and torch take
+turns, and the best of the rounds counts. KDA walks over the states of many layers, so that each comes from memory.
 """
 
 from __future__ import annotations
@@ -67,38 +66,20 @@ class Weights:
 
 
 def kda(pool: Any, rng: np.random.Generator, rounds: int, layers: int) -> list[Row]:
-    """A token, tokens one by one, and a chunk: convolution, gates, delta rule and norm of one layer."""
-    c, taps, dim = HEADS * KEY, 4, 1
-    weight = Weights(rng)
-    wide = [weight(c, dim) for _ in range(5)]  # q, k, v, f_b, g_b
-    low = [weight(1, dim) for _ in range(2)]  # f_a, g_a
-    b, o = weight(HEADS, dim), weight(dim, c)
-    conv_kernels = [rng.standard_normal((c, taps)).astype(np.float32) for _ in range(3)]
-    a_log, dt_bias, norm = np.zeros(HEADS, np.float32), np.zeros(c, np.float32), np.ones(KEY, np.float32)
+    """The delta rule of one layer: tokens alone, and a chunk."""
+    shape = (CHUNK, HEADS, KEY)
     states = rng.standard_normal((layers, HEADS, KEY, KEY), np.float32)
-    convs = np.zeros((layers, 3, taps - 1, c), np.float32)
-    x = rng.standard_normal((CHUNK, dim), np.float32)
-    out, spill = np.empty((CHUNK, dim), np.float32), np.empty((CHUNK, c), np.float32)
+    q, k = (torch.nn.functional.normalize(torch.randn(shape), dim=-1) for _ in range(2))
+    v, decay, beta, out = torch.randn(shape), torch.rand(shape), torch.rand(*shape[:2], 1), torch.empty(shape)
+    inputs = [a.data_ptr() for a in (q, k, v, decay, beta)]
 
-    def stage(layer: int, tokens: int) -> None:
-        _cpu.kda(
-            pool, x.ctypes.data, *wide[:3], low[0], wide[3], b, low[1], wide[4], o,
-            *(kernel.ctypes.data for kernel in conv_kernels), a_log.ctypes.data, dt_bias.ctypes.data,
-            norm.ctypes.data, -5.0, 1e-5, tokens, dim, HEADS, KEY, taps,
-            convs[layer].ctypes.data, states[layer].ctypes.data, out.ctypes.data,
-        )  # fmt: skip
-
-    def products(tokens: int) -> None:
-        for w in (*wide, *low, b):
-            _cpu.linear(pool, x.ctypes.data, w, spill.ctypes.data, tokens)
-        _cpu.linear(pool, spill.ctypes.data, o, out.ctypes.data, tokens)
+    def ours(layer: int, tokens: int) -> None:
+        _cpu.delta_rule(pool, *inputs, tokens, HEADS, KEY, states[layer].ctypes.data, out.data_ptr())
 
     twins = [torch.from_numpy(s.copy()) for s in states]
-    q, k = (torch.nn.functional.normalize(torch.randn(CHUNK, HEADS, KEY), dim=-1) for _ in range(2))
-    v, decay, beta = torch.randn(CHUNK, HEADS, KEY), torch.rand(CHUNK, HEADS, KEY), torch.rand(CHUNK, HEADS, 1)
 
     def recurrent(s: torch.Tensor, tokens: int) -> None:
-        """The delta rule alone, in place: convolution, gates and norm are given away."""
+        """Token by token, in place."""
         for t in range(tokens):
             known = torch.bmm((k[t] * decay[t])[:, None], s)[:, 0]
             s.mul_(decay[t][:, :, None]).baddbmm_(k[t][:, :, None], (beta[t] * (v[t] - known))[:, None])
@@ -119,26 +100,23 @@ def kda(pool: Any, rng: np.random.Generator, rounds: int, layers: int) -> list[R
             (shrunk * total[:, -1:].exp()).transpose(1, 2), u
         )
 
-    moved = 2 * states[0].nbytes
-    rows = []
-    ours, theirs = versus(
-        rounds, lambda: [stage(i, 1) for i in range(layers)], lambda: [recurrent(s, 1) for s in twins]
+    moved, few = 2 * states[0].nbytes, 4
+    one, one_torch = versus(
+        rounds, lambda: [ours(i, 1) for i in range(layers)], lambda: [recurrent(s, 1) for s in twins]
     )
-    ours = ours / layers - min(seconds(lambda: products(1)) for _ in range(20))
-    rows.append(Row("KDA, one token", ours, theirs / layers, moved / ours / 1e9, "GB/s read + written"))
-    few = 4
-    ours, theirs = versus(
-        rounds, lambda: [stage(i, CHUNK) for i in range(few)], lambda: [recurrent(s, CHUNK) for s in twins[:few]]
+    many, many_torch = versus(
+        rounds, lambda: [ours(i, CHUNK) for i in range(few)], lambda: [recurrent(s, CHUNK) for s in twins[:few]]
     )
-    extra = min(seconds(lambda: products(CHUNK)) for _ in range(5))
-    ours = (ours / few - extra) / CHUNK
-    updates = 4 * states[0].size / ours / 1e9
-    rows.append(Row(f"KDA, chunk of {CHUNK}, per token", ours, theirs / few / CHUNK, updates, "G multiply-adds/s"))
-    _, theirs = versus(rounds, lambda: None, lambda: [chunked(s) for s in twins[:few]])
-    rows.append(
-        Row("the same, torch by matrix products", ours, theirs / few / CHUNK, updates, "G multiply-adds/s")
-    )
-    return rows
+    _, products = versus(rounds, lambda: None, lambda: [chunked(s) for s in twins[:few]])
+    one, one_torch = one / layers, one_torch / layers
+    many, many_torch, products = (a / few / CHUNK for a in (many, many_torch, products))
+    updates = 4 * states[0].size / many / 1e9
+    chunk = f"KDA, chunk of {CHUNK}, per token"
+    return [
+        Row("KDA, one token", one, one_torch, moved / one / 1e9, "GB/s read + written"),
+        Row(chunk, many, many_torch, updates, "G multiply-adds/s"),
+        Row(f"{chunk}; torch by matrix products", many, products, updates, "G multiply-adds/s"),
+    ]
 
 
 def mla(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int]) -> list[Row]:

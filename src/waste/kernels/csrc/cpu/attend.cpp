@@ -31,7 +31,7 @@ WASTE_INLINE void mix_tile(const float *score, std::size_t wide, const float *co
   for (std::size_t m = 0; m < M; ++m) {
     for (std::size_t n = 0; n < N; ++n) {
       float *to = mixed + (at + m) * wide + n * lanes;
-      store(to, madd<FUSED>(load<V>(to), load<V>(keep + n * lanes), acc[m][n]));
+      store(to, keep == nullptr ? acc[m][n] : madd<FUSED>(load<V>(to), load<V>(keep + n * lanes), acc[m][n]));
     }
   }
 }
@@ -60,13 +60,20 @@ WASTE_INLINE void mix(const float *score, std::size_t wide, const float *const *
                       std::size_t next_count, std::size_t row) {
   using T = Tile<LEVEL>;
   using V = typename T::V;
-  constexpr std::size_t all_lanes = T::VECTORS * sizeof(V) / sizeof(float);
+  constexpr std::size_t lanes = sizeof(V) / sizeof(float);
   std::size_t h = 0;
-  for (; h + all_lanes <= wide; h += all_lanes) {
-    mix_heads<V, FUSED, T::VECTORS, T::NUMBERS>(score + h, wide, rows, count, width, keep + h, mixed + h, next, h == 0 ? next_count : 0, row);
+  for (; h + T::VECTORS * lanes <= wide; h += T::VECTORS * lanes) {
+    mix_heads<V, FUSED, T::VECTORS, T::NUMBERS>(score + h, wide, rows, count, width, keep == nullptr ? nullptr : keep + h, mixed + h, next,
+                                                h == 0 ? next_count : 0, row);
   }
-  for (; h < wide; h += sizeof(V) / sizeof(float)) {
-    mix_heads<V, FUSED, 1, 8>(score + h, wide, rows, count, width, keep + h, mixed + h, next, h == 0 ? next_count : 0, row);
+  if (T::VECTORS == 4 && h + 2 * lanes <= wide) {
+    mix_heads<V, FUSED, 2, 8>(score + h, wide, rows, count, width, keep == nullptr ? nullptr : keep + h, mixed + h, next,
+                              h == 0 ? next_count : 0, row);
+    h += 2 * lanes;
+  }
+  for (; h < wide; h += lanes) {
+    mix_heads<V, FUSED, 1, 8>(score + h, wide, rows, count, width, keep == nullptr ? nullptr : keep + h, mixed + h, next,
+                              h == 0 ? next_count : 0, row);
   }
 }
 
@@ -113,13 +120,14 @@ WASTE_INLINE void segment(const float *q, std::size_t wide, const float *cache, 
     top[h] = -__builtin_inff();
     total[h] = 0.0;
   }
-  __builtin_memset(mixed, 0, width * wide * sizeof(float));
+  bool fresh = true;
   for (std::size_t count = locate(rows, begin), after; count > 0; count = after) {
     begin += count;
     after = locate(next, begin);
     scores<LEVEL, FUSED>(q, wide, row, rows, count, score);
     exponentials(score, count, wide, top, total, keep);
-    mix<LEVEL, FUSED>(score, wide, rows, count, width, keep, mixed, next, after, row);
+    mix<LEVEL, FUSED>(score, wide, rows, count, width, fresh ? nullptr : keep, mixed, next, after, row);
+    fresh = false;
     const float **used = rows;
     rows = next;
     next = used;

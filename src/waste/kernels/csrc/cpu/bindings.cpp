@@ -256,7 +256,17 @@ void bind_attention(nb::module_ &m) {
       "`positions` 0: advance only, every query sees its whole past.");
 }
 
-void bind_choice(nb::module_ &m) {
+// Parts of the stages above.
+void bind_parts(nb::module_ &m) {
+  m.def(
+      "delta_rule",
+      [](waste::Pool &pool, Address q, Address k, Address v, Address decay, Address beta, std::size_t tokens,
+         std::size_t heads, std::size_t head_dim, Address s, Address out) {
+        waste::delta_rule(pool, {at(q), at(k), at(v), at(decay), at(beta)},
+                          {tokens, 0, heads, head_dim, 0, false, 0.0, 0.0}, at(s), at(out));
+      },
+      "pool"_a, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a, "tokens"_a, "heads"_a, "head_dim"_a, "s"_a, "out"_a,
+      released, "The state update of `kda` alone, on (T, heads, head_dim); in place on `s`.");
   m.def(
       "choose",
       [](Address score, std::size_t count, std::size_t keep, Address chosen) {
@@ -339,6 +349,6 @@ NB_MODULE(_cpu, m) {
   bind_basic(m);
   bind_streams(m);
   bind_attention(m);
-  bind_choice(m);
+  bind_parts(m);
   bind_feed_forward(m);
 }

@@ -84,10 +84,9 @@ namespace {
 std::uint64_t rank(double score) {
   constexpr std::uint64_t sign = std::uint64_t{1} << 63, infinity = std::uint64_t{0x7ff} << 52;
   const std::uint64_t bits = std::bit_cast<std::uint64_t>(score), size = bits & ~sign;
-  if (size > infinity) {
-    return 0;
-  }
-  return size == 0 ? sign : bits & sign ? ~bits : bits | sign;
+  // Without a branch on the sign, which nobody can predict: a negative number has all its bits turned over.
+  const std::uint64_t order = bits ^ (static_cast<std::uint64_t>(static_cast<std::int64_t>(bits) >> 63) | sign);
+  return size > infinity ? 0 : size == 0 ? sign : order;
 }
 
 constexpr int DIGIT = 11; // bits: 8 KiB of counters

@@ -16,6 +16,9 @@
 
 namespace waste {
 
+// Tokens of a chunk lie in pages of their own, where no hardware prefetcher finds the next one.
+constexpr std::size_t AHEAD = 8;
+
 // out (T, wide) = silu of the causal convolution of in (T, stride), zeros from dim on. kernel (taps, wide).
 WASTE_CLONES void kda_convolve(const float *in, const float *past, const float *kernel, std::size_t tokens,
                                std::size_t taps, std::size_t stride, std::size_t dim, std::size_t wide, float *out) {
@@ -23,6 +26,7 @@ WASTE_CLONES void kda_convolve(const float *in, const float *past, const float *
     for (std::size_t c = 0; c < wide; c += LANES) {
       const std::size_t count = dim - c < LANES ? dim - c : LANES;
       f32x16 sum{};
+      __builtin_prefetch(in + (t + AHEAD) * stride + c);
       for (std::size_t j = 0; j < taps; ++j) {
         // Tap j looks at token t - (taps - 1) + j: in the chunk from taps - 1 - t on, before it in the past.
         const float *row = t + j + 1 >= taps ? in + (t + j + 1 - taps) * stride : past + (t + j) * stride;
@@ -74,6 +78,7 @@ WASTE_CLONES void kda_decay(const float *f, std::size_t stride, const float *bia
   for (std::size_t t = 0; t < tokens; ++t) {
     for (std::size_t c = 0; c < wide; c += LANES) {
       const std::size_t count = dim - c < LANES ? dim - c : LANES, at = t * wide + c;
+      __builtin_prefetch(f + (t + AHEAD) * stride + c);
       const f32x16 x = load_part(f + t * stride + c, count) + load_part(bias + c, count);
       const f32x16 kept = bounded ? exp(sigmoid(x * rate) * bound) : exp(softplus(x) * -rate);
       store(decay + at, kept);
@@ -254,6 +259,18 @@ struct Bench {
   }
 };
 
+// All tokens of the bench over the state of one head (head_dim, head_dim).
+void pass(const Bench &b, float *s, std::size_t dim, std::size_t tokens) {
+  if (b.wide == dim) {
+    kda_steps(s, dim, tokens, dim, b.q, b.k, b.decay, b.ask, b.v, b.beta, b.work, b.o);
+    return;
+  }
+  std::memset(b.state, 0, dim * b.wide * sizeof(float));
+  restride(s, dim, b.state, b.wide, dim, dim);
+  kda_steps(b.state, dim, tokens, b.wide, b.q, b.k, b.decay, b.ask, b.v, b.beta, b.work, b.o);
+  restride(b.state, b.wide, s, dim, dim, dim);
+}
+
 // Bounds scratch memory, whatever the length of the prompt: 12.6 MB for 8192 channels.
 constexpr std::size_t CHUNK = TOKENS;
 
@@ -300,17 +317,13 @@ void chunk(Stage &stage, const float *x, const KdaWeights &w, const KdaDims &d, 
     for (std::size_t i = 0; i < t; ++i) {
       b.beta[i] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(beta[i * n + head]))));
     }
-    float *s = state.s + head * dim * dim;
-    if (b.wide == dim) {
-      kda_steps(s, dim, t, dim, b.q, b.k, b.decay, b.ask, b.v, b.beta, b.work, b.o);
-    } else {
-      std::memset(b.state, 0, dim * b.wide * sizeof(float));
-      restride(s, dim, b.state, b.wide, dim, dim);
-      kda_steps(b.state, dim, t, b.wide, b.q, b.k, b.decay, b.ask, b.v, b.beta, b.work, b.o);
-      restride(b.state, b.wide, s, dim, dim, dim);
-    }
+    pass(b, state.s + head * dim * dim, dim, t);
     for (std::size_t i = 0; i < t; ++i) {
       float *o = y + i * c + at;
+      for (std::size_t j = 0; j < dim; j += LANES) {
+        __builtin_prefetch(o + AHEAD * c + j, 1);
+        __builtin_prefetch(gate + (i + AHEAD) * c + at + j);
+      }
       rms_norm(b.o + i * b.wide, w.norm, dim, d.norm_eps, o);
       kda_gate(o, gate + i * c + at, dim);
     }
@@ -332,6 +345,31 @@ void kda(Pool &pool, const float *x, const KdaWeights &w, const KdaDims &dims, c
     part.tokens = std::min(CHUNK, dims.tokens - t);
     chunk(stage, x + t * dims.dim, w, part, state, out + t * dims.dim, scratch);
   }
+}
+
+void delta_rule(Pool &pool, const DeltaRule &r, const KdaDims &dims, float *s, float *out) {
+  Stage stage(pool);
+  const std::size_t dim = dims.head_dim, stride = dims.heads * dim, most = std::min(dims.tokens, CHUNK);
+  float *scratch = stage.floats(stage.threads() * Bench::floats(most, dims));
+  stage.parallel(dims.heads, dims.tokens * stride * dim * 4, [&](std::size_t head, std::size_t worker) {
+    const Bench b(scratch + worker * Bench::floats(most, dims), most, dims);
+    std::fill_n(b.q, 6 * most * b.wide, 0.0f);
+    for (std::size_t first = 0; first < dims.tokens; first += CHUNK) {
+      const std::size_t t = std::min(CHUNK, dims.tokens - first), at = first * stride + head * dim;
+      restride(r.q + at, stride, b.q, b.wide, dim, t);
+      restride(r.k + at, stride, b.k, b.wide, dim, t);
+      restride(r.v + at, stride, b.v, b.wide, dim, t);
+      restride(r.decay + at, stride, b.decay, b.wide, dim, t);
+      for (std::size_t i = 0; i < t * b.wide; ++i) {
+        b.ask[i] = b.k[i] * b.decay[i];
+      }
+      for (std::size_t i = 0; i < t; ++i) {
+        b.beta[i] = r.beta[(first + i) * dims.heads + head];
+      }
+      pass(b, s + head * dim * dim, dim, t);
+      restride(b.o, b.wide, out + at, stride, dim, t);
+    }
+  });
 }
 
 } // namespace waste

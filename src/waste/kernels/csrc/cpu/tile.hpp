@@ -52,9 +52,18 @@ template <> struct Tile<4> {
 // q (heads, channels) times a factor, with heads in lanes: out (channels, wide), zeros behind the last head.
 WASTE_INLINE void heads_in_lanes(const float *q, std::size_t heads, std::size_t wide, std::size_t channels,
                                  float factor, float *out) {
-  for (std::size_t h = 0; h < wide; ++h) {
-    for (std::size_t r = 0; r < channels; ++r) {
-      out[r * wide + h] = h < heads ? q[h * channels + r] * factor : 0.0f;
+  constexpr std::size_t across = 16; // a line of each head, and lines of `out` that stay in the first-level cache
+  for (std::size_t first = 0; first < channels; first += across) {
+    const std::size_t end = channels - first < across ? channels : first + across;
+    for (std::size_t h = 0; h < heads; ++h) {
+      for (std::size_t r = first; r < end; ++r) {
+        out[r * wide + h] = q[h * channels + r] * factor;
+      }
+    }
+    for (std::size_t r = first; r < end; ++r) {
+      for (std::size_t h = heads; h < wide; ++h) {
+        out[r * wide + h] = 0.0f;
+      }
     }
   }
 }
@@ -124,14 +133,18 @@ WASTE_INLINE void scores(const float *q, std::size_t wide, std::size_t channels,
                          std::size_t count, float *score) {
   using T = Tile<LEVEL>;
   using V = typename T::V;
-  constexpr std::size_t all_lanes = T::VECTORS * sizeof(V) / sizeof(float);
+  constexpr std::size_t lanes = sizeof(V) / sizeof(float);
   for (std::size_t from = 0; from < channels; from += CHANNELS) {
     const std::size_t to = channels < from + CHANNELS ? channels : from + CHANNELS;
     std::size_t h = 0;
-    for (; h + all_lanes <= wide; h += all_lanes) {
+    for (; h + T::VECTORS * lanes <= wide; h += T::VECTORS * lanes) {
       score_heads<V, FUSED, T::VECTORS, T::NUMBERS>(q + h, wide, rows, count, from, to, score + h);
     }
-    for (; h < wide; h += sizeof(V) / sizeof(float)) {
+    if (T::VECTORS == 4 && h + 2 * lanes <= wide) {
+      score_heads<V, FUSED, 2, 8>(q + h, wide, rows, count, from, to, score + h);
+      h += 2 * lanes;
+    }
+    for (; h < wide; h += lanes) {
       score_heads<V, FUSED, 1, 8>(q + h, wide, rows, count, from, to, score + h);
     }
   }
