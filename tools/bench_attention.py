@@ -96,9 +96,7 @@ def kda(pool: Any, rng: np.random.Generator, rounds: int, layers: int) -> list[R
         a = (grown @ shrunk.transpose(1, 2)) * lower * bh
         u = torch.linalg.solve_triangular(eye + a, bh * (vh - grown @ s), upper=False, unitriangular=True)
         _ = asked @ s + (asked @ shrunk.transpose(1, 2)).tril() @ u
-        s.mul_(total[:, -1].exp()[:, :, None]).baddbmm_(
-            (shrunk * total[:, -1:].exp()).transpose(1, 2), u
-        )
+        s.mul_(total[:, -1].exp()[:, :, None]).baddbmm_((shrunk * total[:, -1:].exp()).transpose(1, 2), u)
 
     moved, few = 2 * states[0].nbytes, 4
     one, one_torch = versus(
@@ -155,13 +153,13 @@ def mla(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int]) -
 def index(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int]) -> list[Row]:
     """Scores and choice of one query; the choice alone."""
     weight = Weights(rng)
-    wide = INDEX_HEADS * INDEX_DIM
-    wq_b, wk, proj, gate = weight(wide, 1), weight(INDEX_DIM, 1), weight(INDEX_HEADS, 1), weight(INDEX_DIM, 1)
+    wide, dim = INDEX_HEADS * INDEX_DIM, 16
+    wq_b, wk, proj, gate = (weight(rows, dim) for rows in (wide, INDEX_DIM, INDEX_HEADS, INDEX_DIM))
     norm, bias, ape = np.ones(INDEX_DIM, np.float32), np.zeros(INDEX_DIM, np.float32), np.zeros((POOL, INDEX_DIM))
     ape = ape.astype(np.float32)
     keys = rng.standard_normal((max(contexts) // POOL, INDEX_DIM), np.float32)
     open_keys, open_gates = np.zeros((2, POOL, INDEX_DIM), np.float32)
-    x = np.ones(1, np.float32)
+    x = np.ones(dim, np.float32)
     positions = np.empty(KEEP * POOL + POOL, np.int32)
     offsets = np.array([0, len(positions)], np.int64)
     q_t, w_t, keys_t = torch.randn(INDEX_HEADS, INDEX_DIM), torch.randn(INDEX_HEADS), torch.from_numpy(keys)
@@ -169,7 +167,7 @@ def index(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int])
     def ours(tokens: int) -> None:
         _cpu.index(
             pool, x.ctypes.data, x.ctypes.data, wq_b, wk, proj, gate, norm.ctypes.data, bias.ctypes.data,
-            ape.ctypes.data, 0, 0, 1e-6, 1, 1, 1, INDEX_HEADS, INDEX_DIM, POOL, KEEP, keys.ctypes.data,
+            ape.ctypes.data, 0, 0, 1e-6, 1, dim, dim, INDEX_HEADS, INDEX_DIM, POOL, KEEP, keys.ctypes.data,
             open_keys.ctypes.data, open_gates.ctypes.data, tokens - 1, positions.ctypes.data, offsets.ctypes.data,
         )  # fmt: skip
 
