@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from waste.backends.base import IndexerWeights, IndexState
 from waste.backends.shapes import IndexerShape, Rotary
+from waste.kernels import _cpu
 
 F32 = npt.NDArray[np.float32]
 FORMS = {
@@ -167,3 +170,72 @@ def test_refuses_to_write_beyond_the_capacity(lab: Any, rng: np.random.Generator
     w, (x, latent) = weights(lab, lab.cpu, arrays_of(rng, shape)), inputs(rng, 12)
     with pytest.raises(ValueError, match="3 pools do not fit the capacity of 2"):
         lab.cpu.index(x, latent, w, shape, empty(lab.cpu, shape, 8))
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 100), (15, 97), (17, 33), (32, 128), (40, 16), (70, 200)])
+def test_any_number_of_heads_channels_and_pools(lab: Any, rng: np.random.Generator, heads: int, head_dim: int) -> None:
+    """More pools than one thread scores at a time; from the keys of the state, in float64."""
+    shape, tokens = IndexerShape(heads, head_dim, topk=60, pool=3, rotary=None), 1500
+    arrays, (x, latent) = arrays_of(rng, shape), inputs(rng, tokens)
+    w, state = weights(lab, lab.cpu, arrays), empty(lab.cpu, shape, tokens)
+    lab.cpu.index(x[:-1], latent[:-1], w, shape, state)
+    selection = lab.cpu.index(x[-1:], latent[-1:], w, shape, state)
+    q = (arrays["wq_b"].astype(np.float64) @ latent[-1]).reshape(heads, head_dim)
+    likeness = np.maximum(q @ state.keys.T.astype(np.float64), 0)
+    scores = (arrays["proj"].astype(np.float64) @ x[-1]) @ likeness
+    best = np.sort(np.argsort(-scores, kind="stable")[: shape.keep])
+    edge = np.sort(scores)[-shape.keep]
+    assert np.min(np.abs(scores[scores != edge] - edge)) > 1e-6 * np.abs(scores).max()  # the choice is clear
+    assert selection.positions[::3].tolist() == (3 * best).tolist()
+
+
+# -- the choice alone
+
+
+def choose(scores: npt.NDArray[np.float64], keep: int) -> list[int]:
+    chosen = np.full(keep + 1, -7, np.int32)  # one more, to see that it stays
+    _cpu.choose(scores.ctypes.data, len(scores), keep, chosen.ctypes.data)
+    assert chosen[keep] == -7
+    return [int(i) for i in chosen[:keep]]
+
+
+def by_sorting(scores: npt.NDArray[np.float64], keep: int) -> list[int]:
+    """NaN below everything, then by score, ties to the lower index."""
+    order = sorted(
+        range(len(scores)), key=lambda i: (np.isnan(scores[i]), -scores[i] if scores[i] == scores[i] else 0, i)
+    )
+    return sorted(order[:keep])
+
+
+# Equal numbers, neighbours, both zeros, denormals, infinities, NaN.
+TIED = [0.0, -0.0, 1.0, -1.0, np.nextafter(1.0, 2.0), 5e-324, -5e-324, 2.2e-308, 1e308, np.inf, -np.inf, np.nan]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_choice_equals_a_full_sort(data: st.DataObject) -> None:
+    number = st.sampled_from(TIED) | st.floats(allow_nan=True)
+    scores = np.array(data.draw(st.lists(number, min_size=1, max_size=60)), np.float64)
+    keep = data.draw(st.integers(0, len(scores)))
+    assert choose(scores, keep) == by_sorting(scores, keep)
+
+
+@pytest.mark.parametrize("kind", ["normal", "few values", "equal", "close", "denormal", "ascending", "descending"])
+@pytest.mark.parametrize("count", [1, 2, 1000, 5003])
+def test_choice_among_many(rng: np.random.Generator, kind: str, count: int) -> None:
+    scores = {
+        "normal": rng.standard_normal(count),
+        "few values": rng.integers(-2, 3, count).astype(np.float64),
+        "equal": np.full(count, -3.5),
+        "close": 1.0 + rng.integers(0, count, count) * 2.0**-52,
+        "denormal": rng.integers(-count, count, count) * 5e-324,
+        "ascending": np.arange(count, dtype=np.float64),
+        "descending": -np.arange(count, dtype=np.float64),
+    }[kind]
+    for keep in {1, count // 3, count // 2, count - 1, count} - {0}:
+        assert choose(scores, keep) == by_sorting(scores, keep)
+
+
+def test_refuses_to_choose_more_than_there_are() -> None:
+    with pytest.raises(ValueError, match="cannot choose 3 of 2"):
+        choose(np.zeros(2), 3)

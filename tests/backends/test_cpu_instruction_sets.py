@@ -1,4 +1,6 @@
-"""Every float loop of the `cpu` backend on every instruction set: right, and the same to the bit.
+"""Every float loop of the `cpu` backend on every instruction set: right, and the same to the bit but for attention.
+
+Attention over the cache fuses multiplications with additions where there is an instruction for it (lanes/mla.cpp).
 
 What each operation computes is the business of its own file; here the shapes are ragged (one register is 4, 8 or 16
 floats, sums are defined for 16 lanes) and the instruction sets take turns.
@@ -192,7 +194,12 @@ def test_instruction_sets_change_no_bit(lab: Any, case: str, tokens: int, number
             found[name] = [a.tobytes() for a in run(case, lab.cpu, tokens, numbers)]
     finally:
         isa.force(None)
-    assert all(outputs == found["portable"] for outputs in found.values())
+    like = "portable"
+    if case == "mla, 5 heads":  # its projections; what attends agrees among the sets that fuse
+        assert all(outputs[:2] == found["portable"][:2] for outputs in found.values())
+        found.pop("portable")
+        like = "avx2"
+    assert all(outputs == found[like] for outputs in found.values())
 
 
 @pytest.mark.parametrize("numbers", [1, 15, 16, 17, 130, 1100])

@@ -11,6 +11,7 @@ import pytest
 
 from waste.backends.base import KdaState, KdaWeights
 from waste.backends.shapes import KdaShape
+from waste.kernels import _cpu
 
 F32 = npt.NDArray[np.float32]
 SHAPES = [(4, 64, 4, 256), (1, 16, 4, 33), (3, 20, 2, 40), (5, 7, 5, 30), (2, 128, 4, 140), (2, 8, 1, 24)]
@@ -151,3 +152,92 @@ def test_extreme_inputs_leave_a_finite_state(lab: Any, rng: np.random.Generator,
         assert np.isfinite(state.s).all()
         if size < 1e-38:
             assert not out.any()
+
+
+# -- the delta rule alone
+
+
+def rule_inputs(rng: np.random.Generator, tokens: int, heads: int, dim: int) -> tuple[list[F32], F32]:
+    """q, k, v, decay (T, H, D), beta (T, H) as gates and norms make them, and a state that is not empty."""
+    q, k, v = rng.standard_normal((3, tokens, heads, dim), np.float32)
+    for a in (q, k):
+        a /= np.linalg.norm(a, axis=-1, keepdims=True)
+    decay, beta = rng.random((tokens, heads, dim), np.float32), rng.random((tokens, heads), np.float32)
+    return [q, k, v, decay, beta], rng.standard_normal((heads, dim, dim), np.float32)
+
+
+def rule(pool: _cpu.Pool, inputs: list[F32], state: F32, part: slice) -> F32:
+    """Outputs of some tokens; advances `state`."""
+    given = [np.ascontiguousarray(a[part]) for a in inputs]
+    tokens, heads, dim = given[0].shape
+    out = np.empty_like(given[0])
+    _cpu.delta_rule(pool, *(a.ctypes.data for a in given), tokens, heads, dim, state.ctypes.data, out.ctypes.data)
+    return out
+
+
+def rule_float64(inputs: list[F32], state: F32) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    q, k, v, decay, beta = (a.astype(np.float64) for a in inputs)
+    s, out = state.astype(np.float64), np.empty(v.shape)
+    for t in range(len(q)):
+        s = s * decay[t][:, :, None]
+        correction = beta[t][:, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], s))
+        s = s + k[t][:, :, None] * correction[:, None]
+        out[t] = np.einsum("hk,hkv->hv", q[t], s)
+    return out, s
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 67])
+@pytest.mark.parametrize(
+    ("heads", "dim"), [(1, 1), (3, 7), (2, 16), (5, 33), (2, 48), (3, 64), (2, 100), (2, 128), (1, 150)]
+)
+def test_delta_rule_agrees_with_float64(lab: Any, rng: np.random.Generator, tokens: int, heads: int, dim: int) -> None:
+    inputs, state = rule_inputs(rng, tokens, heads, dim)
+    expected, last = rule_float64(inputs, state)
+    lab.close(rule(_cpu.Pool(2), inputs, state, slice(0, tokens)), expected)
+    lab.close(state, last)
+
+
+@pytest.mark.parametrize("kind", ["nothing is kept", "all is kept", "tiny", "huge", "mixed sizes"])
+def test_delta_rule_of_extreme_sizes(lab: Any, rng: np.random.Generator, kind: str) -> None:
+    inputs, state = rule_inputs(rng, 9, 2, 40)
+    if kind == "nothing is kept":
+        inputs[3][:] = 0
+    elif kind == "all is kept":
+        inputs[3][:], inputs[4][:] = 1, 1
+    elif kind in ("tiny", "huge"):
+        factor = np.float32(1e-18 if kind == "tiny" else 1e30)
+        inputs[2] *= factor
+        state *= factor
+    else:
+        inputs[2] *= (10.0 ** rng.uniform(-12, 12, inputs[2].shape)).astype(np.float32)
+    expected, last = rule_float64(inputs, state)
+    found = rule(_cpu.Pool(1), inputs, state, slice(0, 9))
+    lab.close(found, expected)
+    lab.close(state, last)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(5, 20), (2, 128), (3, 80)])
+def test_delta_rule_is_the_same_bits_however_tokens_come(rng: np.random.Generator, heads: int, dim: int) -> None:
+    tokens = 70
+    inputs, state = rule_inputs(rng, tokens, heads, dim)
+    found = set()
+    for threads in (1, 2, 5):
+        for size in (1, 2, 23, 64, tokens):
+            s = state.copy()
+            parts = [rule(_cpu.Pool(threads), inputs, s, slice(t, t + size)) for t in range(0, tokens, size)]
+            found.add(np.concatenate(parts).tobytes() + s.tobytes())
+    assert len(found) == 1
+
+
+def test_decay_over_the_whole_range_of_its_gate(lab: Any, rng: np.random.Generator) -> None:
+    """exp(-rate * softplus(f + bias)): from all kept to nothing kept, through both ends of the logarithm."""
+    shape, dim = kda_shape(4, 50, 4, None), 8
+    arrays, x = kda_arrays(rng, shape, dim), rng.standard_normal((7, dim), np.float32)
+    arrays["dt_bias"] = np.linspace(-90, 90, shape.channels).astype(np.float32)
+    arrays["a_log"] = np.array([-12, -3, 0, 3], np.float32)
+    states = []
+    for ops in (lab.cpu, lab.oracle):
+        w, state = weights(lab, ops, arrays), empty(ops, shape)
+        ops.kda(ops.vector(x), w, shape, state)
+        states.append(state.s)
+    lab.close(states[0], states[1])

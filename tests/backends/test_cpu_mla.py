@@ -170,3 +170,96 @@ def test_extreme_scores(lab: Any, rng: np.random.Generator, size: float) -> None
         for ops in (lab.cpu, lab.oracle)
     )
     lab.close(found, expected, 5e-6)
+
+
+# -- many rows: blocks, segments and groups of heads
+
+LONG = [1, 95, 96, 97, 192, 193, 400, 7000]  # blocks of 96 rows, segments of 192 and more, at most 32 of them
+WIDE = MlaShape(70, None, 20, 4, 5, 3, 0.3, 1e-6, None)  # two groups of heads, neither of them a whole one
+
+
+def attend_float64(q: F32, cache: F32, rows: npt.NDArray[np.int32], w: dict[str, F32], m: MlaShape) -> Any:
+    """One query from the formulas, in float64: q (H, R) -> (D)."""
+    keys = cache[rows].astype(np.float64)
+    scores = q.astype(np.float64) @ keys.T * m.scale
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = p / p.sum(-1, keepdims=True) @ keys[:, : m.kv_lora]
+    v_up = w["v_up"].reshape(m.heads, m.v, m.kv_lora).astype(np.float64)
+    return w["o"].astype(np.float64) @ np.einsum("hvk,hk->hv", v_up, mixed).reshape(-1)
+
+
+@pytest.mark.parametrize("rows", LONG)
+def test_any_number_of_rows(lab: Any, rng: np.random.Generator, rows: int) -> None:
+    m, dim = WIDE, 24
+    arrays = arrays_of(rng, m, dim)
+    q, cache = rng.standard_normal((1, m.heads, m.row), np.float32), rng.standard_normal((rows, m.row), np.float32)
+    found = lab.cpu.mla_attend(q, cache, rows - 1, None, weights(lab, lab.cpu, arrays), m)
+    lab.close(found[0], attend_float64(q[0], cache, np.arange(rows, dtype=np.int32), arrays, m))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 15, 16, 17, 31, 33, 48, 63, 64, 65, 129])
+@pytest.mark.parametrize(("kv_lora", "rope"), [(7, 0), (97, 3), (128, 64)])
+def test_any_number_of_heads_and_channels(
+    lab: Any, rng: np.random.Generator, heads: int, kv_lora: int, rope: int
+) -> None:
+    m, dim, rows = MlaShape(heads, None, kv_lora, 4, rope, 2, 0.1, 1e-6, None), 6, 230
+    arrays = arrays_of(rng, m, dim)
+    q, cache = rng.standard_normal((1, heads, m.row), np.float32), rng.standard_normal((rows, m.row), np.float32)
+    found = lab.cpu.mla_attend(q, cache, rows - 1, None, weights(lab, lab.cpu, arrays), m)
+    lab.close(found[0], attend_float64(q[0], cache, np.arange(rows, dtype=np.int32), arrays, m))
+
+
+@pytest.mark.parametrize("start", [90, 380, 6140])  # beyond 32 * 192 rows segments grow
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_long_context_changes_no_law(lab: Any, rng: np.random.Generator, start: int, sparse: bool) -> None:
+    """A query alone, in a chunk, by any number of threads: the same bits, whatever segments its neighbours have."""
+    m, dim, tokens = WIDE, 24, 9
+    arrays = arrays_of(rng, m, dim)
+    q = rng.standard_normal((tokens, m.heads, m.row), np.float32)
+    cache = rng.standard_normal((start + tokens, m.row), np.float32)
+    chosen = [np.sort(rng.choice(start + t + 1, start + t, replace=False)).astype(np.int32) for t in range(tokens)]
+
+    def make() -> Any:
+        def run(ops: Any, part: slice) -> list[F32]:
+            selection = None
+            if sparse:
+                mine = chosen[part]
+                selection = Selection(np.concatenate(mine), np.cumsum([0, *map(len, mine)]).astype(np.int64))
+            return [ops.mla_attend(q[part], cache, start + part.start, selection, weights(lab, ops, arrays), m)]
+
+        return run
+
+    lab.laws(make, tokens)
+
+
+def test_rows_that_are_not_selected_are_not_read(lab: Any, rng: np.random.Generator) -> None:
+    m, dim, rows = WIDE, 24, 3000
+    arrays = arrays_of(rng, m, dim)
+    q, cache = rng.standard_normal((1, m.heads, m.row), np.float32), rng.standard_normal((rows, m.row), np.float32)
+    chosen = np.sort(rng.choice(rows, 700, replace=False)).astype(np.int32)
+    mask = np.ones(rows, bool)
+    mask[chosen] = False
+    cache[mask] = np.nan
+    selection = Selection(chosen, np.array([0, len(chosen)], np.int64))
+    found = lab.cpu.mla_attend(q, cache, rows - 1, selection, weights(lab, lab.cpu, arrays), m)
+    lab.close(found[0], attend_float64(q[0], cache, chosen, arrays, m))
+
+
+@pytest.mark.parametrize("kind", ["rising", "falling", "last takes all", "first takes all", "equal", "all very low"])
+def test_scores_that_move_from_block_to_block(lab: Any, rng: np.random.Generator, kind: str) -> None:
+    """The largest score so far changes in every block, in one, or never: what came before counts for less, or not."""
+    m, dim, rows = WIDE, 24, 1000
+    arrays = arrays_of(rng, m, dim)
+    q, cache = np.zeros((1, m.heads, m.row), np.float32), rng.standard_normal((rows, m.row), np.float32)
+    q[..., -1] = 1 / m.scale  # the last channel of a row is its score
+    ramp = np.linspace(-300, 300, rows)
+    cache[:, -1] = {
+        "rising": ramp,
+        "falling": -ramp,
+        "last takes all": np.where(np.arange(rows) == rows - 1, 1e6, -1e6),
+        "first takes all": np.where(np.arange(rows) == 0, 1e6, -1e6),
+        "equal": np.full(rows, 3.0),
+        "all very low": rng.standard_normal(rows) - 1e7,
+    }[kind]
+    found = lab.cpu.mla_attend(q, cache, rows - 1, None, weights(lab, lab.cpu, arrays), m)
+    lab.close(found[0], attend_float64(q[0], cache, np.arange(rows, dtype=np.int32), arrays, m), 5e-6)

@@ -103,6 +103,16 @@ def mla_attend(pool: Pool, q: int, cache: int, start: int, positions: int, offse
 def index(pool: Pool, x: int, q_latent: int, start: int, tokens: int, keys: int, open_keys: int, open_gates: int, positions: int, offsets: int, wq_b: Weight, wk: Weight, proj: Weight, gate: Weight | None, norm: int, norm_bias: int, ape: int, inv_freq: int, rotary: int, norm_eps: float, dim: int, q_lora: int, heads: int, head_dim: int, pool_size: int, keep: int) -> None:
     """`positions` 0: advance only, every query sees its whole past."""
 
+def delta_rule(pool: Pool, q: int, k: int, v: int, decay: int, beta: int, tokens: int, heads: int, head_dim: int, s: int, out: int) -> None:
+    """
+    The state update of `kda` alone, on (T, heads, head_dim); in place on `s`.
+    """
+
+def choose(score: int, count: int, keep: int, chosen: int) -> None:
+    """
+    Indices of the largest of `count` float64 scores, ascending, ties to the lower: int32 (keep).
+    """
+
 def mlp(pool: Pool, x: int, out: int, tokens: int, limit: float, gate: Weight, up: Weight, down: Weight) -> None: ...
 
 def route(pool: Pool, x: int, gate: Weight, bias: int, top_k: int, groups: int, topk_groups: int, scaling: float, normalize: bool, tokens: int, ids: int, weights: int) -> None: ...

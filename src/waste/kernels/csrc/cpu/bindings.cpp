@@ -22,6 +22,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -271,6 +272,30 @@ std::vector<waste::Expert> experts_of(const RecordLayout &layout, const Records 
   return given;
 }
 
+// Parts of the stages above.
+void bind_parts(nb::module_ &m) {
+  m.def(
+      "delta_rule",
+      [](waste::Pool &pool, Address q, Address k, Address v, Address decay, Address beta, std::size_t tokens,
+         std::size_t heads, std::size_t head_dim, Address s, Address out) {
+        waste::delta_rule(pool, {at(q), at(k), at(v), at(decay), at(beta)},
+                          {tokens, 0, heads, head_dim, 0, false, 0.0, 0.0}, at(s), at(out));
+      },
+      "pool"_a, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a, "tokens"_a, "heads"_a, "head_dim"_a, "s"_a, "out"_a,
+      released, "The state update of `kda` alone, on (T, heads, head_dim); in place on `s`.");
+  m.def(
+      "choose",
+      [](Address score, std::size_t count, std::size_t keep, Address chosen) {
+        if (keep > count) {
+          throw std::invalid_argument("cannot choose " + std::to_string(keep) + " of " + std::to_string(count));
+        }
+        std::vector<std::uint64_t> candidates(count);
+        waste::choose(at<const double>(score), count, keep, candidates.data(), at<std::int32_t>(chosen));
+      },
+      "score"_a, "count"_a, "keep"_a, "chosen"_a, released,
+      "Indices of the largest of `count` float64 scores, ascending, ties to the lower: int32 (keep).");
+}
+
 void bind_feed_forward(nb::module_ &m) {
   m.def(
       "mlp",
@@ -378,6 +403,7 @@ NB_MODULE(_cpu, m) {
   bind_basic(m);
   bind_streams(m);
   bind_attention(m);
+  bind_parts(m);
   bind_feed_forward(m);
   bind_probe(m);
 }

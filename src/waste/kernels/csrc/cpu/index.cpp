@@ -1,11 +1,14 @@
 // Index keys (LayerNorm, rotation, pooling) and the choice of pools each query attends to.
 #include "index.hpp"
 
+#include "heads.hpp"
 #include "lanes/lanes.hpp"
 #include "linear.hpp"
+#include "simd.hpp"
 #include "vector.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -45,45 +48,109 @@ void close_pool(const float *keys, const float *gates, const float *ape, std::si
   }
 }
 
-// The `keep` largest scores of `count`, ties to the lower index, ascending by index: chosen (keep).
-// order (count) is scratch. A score that is not a number loses against every number.
-void choose(double *score, std::size_t count, std::size_t keep, std::int32_t *order) {
-  for (std::size_t j = 0; j < count; ++j) {
-    score[j] = score[j] == score[j] ? score[j] : -HUGE_VAL;
+// A number whose order as an integer is that of the scores: zeros are equal, what is not a number comes last.
+std::uint64_t rank(double score) {
+  constexpr std::uint64_t sign = std::uint64_t{1} << 63, infinity = std::uint64_t{0x7ff} << 52;
+  const std::uint64_t bits = std::bit_cast<std::uint64_t>(score), size = bits & ~sign;
+  // Without a branch on the sign, which nobody can predict: a negative number has all its bits turned over.
+  const std::uint64_t order = bits ^ (static_cast<std::uint64_t>(static_cast<std::int64_t>(bits) >> 63) | sign);
+  return size > infinity ? 0 : size == 0 ? sign : order;
+}
+
+constexpr int DIGIT = 11; // bits: 8 KiB of counters
+
+} // namespace
+
+void choose(const double *score, std::size_t count, std::size_t keep, std::uint64_t *candidates,
+            std::int32_t *chosen) {
+  if (keep == 0) {
+    return;
   }
-  std::iota(order, order + count, 0);
-  if (keep < count) {
-    std::nth_element(order, order + keep, order + count, [score](std::int32_t a, std::int32_t b) {
-      return score[a] != score[b] ? score[a] > score[b] : a < b;
-    });
-    std::sort(order, order + keep);
+  // Digit by digit, from the highest, towards the rank of the last one taken. Candidates share all digits so far.
+  std::uint64_t last = 0;
+  std::size_t found = count, left = keep; // candidates, and how many of them are taken
+  std::size_t equal = count;              // taken of those that equal the last
+  for (int shift = 64; shift > 0 && keep < count;) {
+    const int width = std::min(DIGIT, shift);
+    const std::uint64_t digits = (std::uint64_t{1} << width) - 1;
+    const bool fresh = shift == 64;
+    shift -= width;
+    std::uint32_t counts[1 << DIGIT] = {};
+    for (std::size_t j = 0; j < found; ++j) {
+      ++counts[(fresh ? rank(score[j]) : candidates[j]) >> shift & digits];
+    }
+    std::uint64_t digit = digits;
+    for (; counts[digit] < left; --digit) {
+      left -= counts[digit];
+    }
+    last |= digit << shift;
+    if (counts[digit] == left) {
+      break; // all of them are taken: every rank from here up
+    }
+    if (shift == 0) {
+      equal = left;
+      break;
+    }
+    std::size_t kept = 0;
+    for (std::size_t j = 0; j < found; ++j) {
+      const std::uint64_t candidate = fresh ? rank(score[j]) : candidates[j];
+      candidates[kept] = candidate;
+      kept += (candidate >> shift & digits) == digit ? 1 : 0;
+    }
+    found = kept;
+  }
+  for (std::size_t j = 0; j < count; ++j) {
+    const std::uint64_t found_rank = rank(score[j]);
+    if (found_rank > last || (found_rank == last && equal > 0)) {
+      equal -= found_rank == last ? 1 : 0;
+      *chosen++ = static_cast<std::int32_t>(j);
+    }
   }
 }
 
-constexpr std::size_t SCORE_RUN = 128;              // pools an item scores
+namespace {
+
+constexpr std::size_t SCORE_RUN = 384; // pools an item scores
 constexpr std::size_t SCORE_MEMORY = std::size_t{1} << 20; // scores held at a time
+
+// What a few queries need, and each thread.
+struct Buffers {
+  float *q;                  // (queries, d, wide): heads in lanes
+  float *weights;            // (queries, wide)
+  double *scores;            // (queries, most)
+  float *likeness;           // (threads, ATTENTION_ROWS, wide)
+  std::uint64_t *candidates; // (threads, most)
+  std::int32_t *chosen;      // (threads, most kept)
+  std::size_t most;          // pools of any query
+};
 
 // Writes the positions of queries t0 .. t0 + n - 1.
 void select(Stage &stage, const float *q, const float *head_weights, const IndexDims &d, const IndexState &state,
-            std::size_t t0, std::size_t n, double *scores, std::int32_t *order, std::size_t most,
-            std::int32_t *positions, const std::int64_t *offsets) {
-  const std::size_t runs = ceil_div(most, SCORE_RUN);
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.head_dim)));
-  const IndexLanes &loops = lanes().index;
+            std::size_t t0, std::size_t n, const Buffers &b, std::int32_t *positions, const std::int64_t *offsets) {
+  const std::size_t runs = ceil_div(b.most, SCORE_RUN), wide = ceil_div(d.heads, LANES) * LANES, dim = d.head_dim;
+  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
   const auto pools_of = [&](std::size_t i) { return (state.start + t0 + i + 1) / d.pool; };
-  stage.parallel(n * runs, n * most * d.heads * d.head_dim, [&](std::size_t item, std::size_t) {
-    const std::size_t i = item / runs, begin = item % runs * SCORE_RUN;
-    const std::size_t pools = pools_of(i), end = std::min(pools, begin + SCORE_RUN);
-    if (pools > d.keep && begin < end) {
-      loops.scores(q + (t0 + i) * d.heads * d.head_dim, head_weights + (t0 + i) * d.heads, state.keys, begin, end,
-                   d.heads, d.head_dim, scale, scores + i * most);
-    }
-  });
-  stage.parallel(n, n * most * 4, [&](std::size_t i, std::size_t) {
+  if (pools_of(n - 1) > d.keep) {
+    const auto scores = lanes().index.scores;
+    stage.parallel(n, n * d.heads * dim * 4, [&](std::size_t i, std::size_t) {
+      heads_in_lanes(q + (t0 + i) * d.heads * dim, d.heads, wide, dim, scale, b.q + i * dim * wide);
+      std::fill_n(b.weights + i * wide, wide, 0.0f);
+      std::copy_n(head_weights + (t0 + i) * d.heads, d.heads, b.weights + i * wide);
+    });
+    stage.parallel(n * runs, n * b.most * d.heads * dim, [&](std::size_t item, std::size_t worker) {
+      const std::size_t i = item / runs, begin = item % runs * SCORE_RUN;
+      const std::size_t pools = pools_of(i), end = std::min(pools, begin + SCORE_RUN);
+      if (pools > d.keep && begin < end) {
+        scores(b.q + i * dim * wide, b.weights + i * wide, state.keys, begin, end, wide, dim,
+                     b.likeness + worker * ATTENTION_ROWS * wide, b.scores + i * b.most);
+      }
+    });
+  }
+  stage.parallel(n, n * b.most * 4, [&](std::size_t i, std::size_t worker) {
     const std::size_t pools = pools_of(i), kept = std::min(pools, d.keep);
-    std::int32_t *chosen = order + i * most;
+    std::int32_t *chosen = b.chosen + worker * std::min(b.most, d.keep);
     if (kept < pools) {
-      choose(scores + i * most, pools, kept, chosen);
+      choose(b.scores + i * b.most, pools, kept, b.candidates + worker * b.most, chosen);
     } else {
       std::iota(chosen, chosen + pools, 0);
     }
@@ -151,10 +218,17 @@ void index(Pool &pool, const float *x, const float *q_latent, const IndexWeights
 
   const std::size_t most = std::max<std::size_t>(1, (state.start + t) / d.pool);
   const std::size_t at_once = std::max<std::size_t>(1, std::min({SCORE_MEMORY / most, t, TOKENS}));
-  double *scores = stage.array<double>(at_once * most);
-  std::int32_t *order = stage.array<std::int32_t>(at_once * most);
+  const std::size_t across = ceil_div(n, LANES) * LANES, threads = stage.threads();
+  Buffers b{};
+  b.q = stage.floats(at_once * dim * across);
+  b.weights = stage.floats(at_once * across);
+  b.scores = stage.array<double>(at_once * most);
+  b.likeness = stage.floats(threads * ATTENTION_ROWS * across);
+  b.candidates = stage.array<std::uint64_t>(threads * most);
+  b.chosen = stage.array<std::int32_t>(threads * std::min(most, d.keep));
+  b.most = most;
   for (std::size_t t0 = 0; t0 < t; t0 += at_once) {
-    select(stage, q, head_weights, d, state, t0, std::min(at_once, t - t0), scores, order, most, positions, offsets);
+    select(stage, q, head_weights, d, state, t0, std::min(at_once, t - t0), b, positions, offsets);
   }
 }
 

@@ -43,4 +43,9 @@ struct IndexState {
 void index(Pool &pool, const float *x, const float *q_latent, const IndexWeights &w, const IndexDims &dims,
            const IndexState &state, std::int32_t *positions, const std::int64_t *offsets);
 
+// The `keep` <= count largest scores, ties to the lower index, ascending by index: chosen (keep). In linear time, by
+// digits. A score that is not a number loses against every number. candidates (count) is scratch.
+void choose(const double *score, std::size_t count, std::size_t keep, std::uint64_t *candidates,
+            std::int32_t *chosen);
+
 } // namespace waste

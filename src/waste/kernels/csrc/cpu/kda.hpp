@@ -34,4 +34,13 @@ struct KdaState {
 // x (T, D) -> out (T, D)
 void kda(Pool &pool, const float *x, const KdaWeights &w, const KdaDims &dims, const KdaState &state, float *out);
 
+struct DeltaRule {
+  const float *q, *k, *v, *decay; // (T, heads, head_dim)
+  const float *beta;              // (T, heads)
+};
+
+// The heart of it alone, for tests and measurements: for every token and head, s = decay (rows) * s;
+// s += outer(k, beta * (v - k @ s)); out (T, heads, head_dim) = q @ s. Of dims: tokens, heads, head_dim.
+void delta_rule(Pool &pool, const DeltaRule &r, const KdaDims &dims, float *s, float *out);
+
 } // namespace waste

@@ -1,42 +1,38 @@
 // Scores of the sparse-selection index: one query against the keys of finished pools.
 #include "lanes.hpp"
 
-#include "native.hpp"
+#include "tile.hpp"
 
 namespace waste::WASTE_ISA {
 
 namespace {
 
-// Products in float32 lanes, the sum over heads in float64.
-void scores(const float *q, const float *weight, const float *keys, std::size_t begin, std::size_t end,
-            std::size_t heads, std::size_t d, float scale, double *score) {
-  const std::size_t whole = d / LANES * LANES;
-  for (std::size_t j = begin; j < end; ++j) {
-    const float *key = keys + j * d;
-    double total = 0;
-    for (std::size_t h = 0; h < heads; ++h) {
-      const float *query = q + h * d;
-      Floats acc[PARTS]{};
-      for (std::size_t c = 0; c < whole; c += LANES) {
-        for (std::size_t p = 0; p < PARTS; ++p) {
-          acc[p] += floats(query + c + p * FLOATS) * floats(key + c + p * FLOATS);
-        }
-      }
-      if (whole < d) {
-        const Rest<float> a(query, whole, d), b(key, whole, d);
-        for (std::size_t p = 0; p < PARTS; ++p) {
-          acc[p] += floats(a.of + p * FLOATS) * floats(b.of + p * FLOATS);
-        }
-      }
-      const float likeness = sum(acc) * scale;
-      total += static_cast<double>(weight[h]) * (likeness > 0.0f ? likeness : 0.0f);
+// Products in float32, the sum over heads in float64.
+void score_pools(const float *q, const float *weight, const float *keys, std::size_t begin, std::size_t end,
+                 std::size_t wide, std::size_t d, float *likeness, double *score) {
+  const float *rows[ATTENTION_ROWS];
+  for (std::size_t first = begin; first < end; first += ATTENTION_ROWS) {
+    const std::size_t count = end - first < ATTENTION_ROWS ? end - first : ATTENTION_ROWS;
+    for (std::size_t j = 0; j < count; ++j) {
+      rows[j] = keys + (first + j) * d;
     }
-    score[j] = total;
+    // Not fused: what is chosen must not depend on the instruction set.
+    scores<false>(q, wide, d, rows, count, likeness);
+    for (std::size_t j = 0; j < count; ++j) {
+      Doubles total[WIDE_PARTS]{};
+      for (std::size_t h = 0; h < wide; h += LANES) {
+        for (std::size_t p = 0; p < WIDE_PARTS; ++p) {
+          const Doubles like = doubles(likeness + j * wide + h + p * DOUBLES);
+          total[p] += (like > 0.0 ? like : Doubles{}) * doubles(weight + h + p * DOUBLES);
+        }
+      }
+      score[first + j] = sum(total);
+    }
   }
 }
 
 } // namespace
 
-const IndexLanes INDEX = {scores};
+const IndexLanes INDEX = {score_pools};
 
 } // namespace waste::WASTE_ISA

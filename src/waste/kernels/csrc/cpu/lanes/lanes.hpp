@@ -66,37 +66,48 @@ struct DecodeLanes {
                 float *out);
 };
 
-// kda.cpp: one head of `dim` channels.
+constexpr std::size_t KDA_COLUMNS = 64; // most of a state that pass together
+
+// kda.cpp: one head. Rows of `wide` numbers, a multiple of 16, zeros from dim on; the inputs' rows lie `stride` apart.
 struct KdaLanes {
-  // out = silu of the causal convolution at token t: in (T, stride), past (taps - 1, stride), kernel (dim, taps)
-  void (*convolve)(const float *in, const float *past, const float *kernel, std::size_t t, std::size_t taps,
-                   std::size_t stride, std::size_t dim, float *out);
-  // S (dim, dim) = decay (rows) * S; delta = beta * (v - k @ S); S += outer(k, delta); out = q @ S
-  void (*step)(float *s, std::size_t dim, const float *q, const float *k, const float *v, const float *decay,
-               float beta, float *delta, float *out);
+  // out (T, wide) = silu of the causal convolution of in (T, stride). past (taps - 1, stride), kernel (taps, wide)
+  void (*convolve)(const float *in, const float *past, const float *kernel, std::size_t tokens, std::size_t taps,
+                   std::size_t stride, std::size_t dim, std::size_t wide, float *out);
+  // x (T, wide) / sqrt(sum(x^2) + 1e-6) * factor, in float64: the epsilon is inside the root.
+  void (*unit)(float *x, std::size_t tokens, std::size_t wide, double factor);
+  // decay (T, wide) = exp(bound * sigmoid(rate * (f + bias))) if bounded, else exp(-rate * softplus(f + bias)), and
+  // ask = k * decay: what the decayed state is asked for. f (T, stride)
+  void (*decay)(const float *f, std::size_t stride, const float *bias, float rate, bool bounded, float bound,
+                std::size_t tokens, std::size_t dim, std::size_t wide, const float *k, float *decay, float *ask);
   void (*gate)(float *x, const float *gate, std::size_t dim); // x *= sigmoid(gate)
-  // decay = exp(bound * sigmoid(rate * (f + bias)))
-  void (*bounded_decay)(const float *f, const float *bias, float rate, float bound, std::size_t dim, float *decay);
+  // The delta rule, token by token: s = decay (rows) * s; s += outer(k, beta * (v - k @ s)); out = q @ s.
+  // s (keys, wide); q, k, decay, ask, v, out (T, wide); beta (T). work (keys, KDA_COLUMNS) is scratch.
+  void (*steps)(float *s, std::size_t keys, std::size_t tokens, std::size_t wide, const float *q, const float *k,
+                const float *decay, const float *ask, const float *v, const float *beta, float *work, float *out);
 };
 
-constexpr std::size_t MLA_HEADS = 4; // that share a pass over the cache; each keeps its own sums
+constexpr std::size_t MLA_HEADS = 64;      // that lie across lanes together: four AVX-512 registers
+constexpr std::size_t ATTENTION_ROWS = 96; // scored at a time: a whole number of tiles, 24 KiB of scores of 64 heads
 
-// mla.cpp: `heads` <= MLA_HEADS of one query and the `count` rows of the cache it attends to, all or those in positions.
+// mla.cpp: `wide` <= MLA_HEADS heads of one query, a multiple of 16.
 struct MlaLanes {
-  void (*softmax)(float *score, std::size_t count); // in place; float32 values, their sum in float64
-  // score[h][j] = q[h] . row j * scale
-  void (*scores)(const float *const *q, std::size_t heads, const float *cache, const std::int32_t *positions,
-                 std::size_t count, std::size_t row, float scale, float *const *score);
-  // mixed[h] = sum over j, in order, of p[h][j] * row j (its first `width` numbers)
-  void (*mix)(float *const *p, std::size_t heads, const float *cache, const std::int32_t *positions,
-              std::size_t count, std::size_t row, std::size_t width, float *const *mixed);
+  // One run of attended rows, begin <= j < end. q (row, wide), scaled. Of the rows' softmax the largest score, the sum
+  // of e^(score - top), and the mix (width, wide) they weigh. score (ATTENTION_ROWS, wide) is scratch.
+  void (*segment)(const float *q, std::size_t wide, const float *cache, std::size_t row, const std::int32_t *positions,
+                  std::size_t begin, std::size_t end, std::size_t width, float *score, float *top, double *total,
+                  float *mixed);
+  // mixed (heads, width) = the segments' mixes (width, wide each, `stride` numbers apart), weighed by their shares of
+  // the softmax over all of them. top, total (segments, MLA_HEADS); share (segments, MLA_HEADS) is scratch.
+  void (*join)(const float *part, std::size_t stride, std::size_t segments, const float *top, const double *total,
+               std::size_t heads, std::size_t wide, std::size_t width, float *share, float *mixed);
 };
 
 // index.cpp
 struct IndexLanes {
-  // score[j] = sum over heads of weight[h] * relu((q[h] . key j) * scale), for pools begin <= j < end
+  // score[j] = sum over heads of weight[h] * relu(q[h] . key j), for pools begin <= j < end. q (d, wide): scaled, heads
+  // in lanes; weight (wide). likeness (ATTENTION_ROWS, wide) is scratch.
   void (*scores)(const float *q, const float *weight, const float *keys, std::size_t begin, std::size_t end,
-                 std::size_t heads, std::size_t d, float scale, double *score);
+                 std::size_t wide, std::size_t d, float *likeness, double *score);
 };
 
 struct Lanes {
