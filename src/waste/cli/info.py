@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from waste.cli.model_facts import ModelFacts, Stored
     from waste.container.reader import Container
     from waste.models.config import ModelConfig
-    from waste.models.spec import Formats
+    from waste.models.formats import Formats
 
 SCHEMA = "waste.info/1"
 SHORT = "What a container, a checkpoint or this machine is."
@@ -129,32 +129,30 @@ def _verify(container: Container, out: Output) -> list[str]:
 
 
 def _formats(container: Container) -> Formats:
-    from waste.models.spec import Formats
+    from waste.models.formats import Formats
 
-    formats = container.manifest.formats
-    try:
-        return Formats(formats["gate"], formats["up"], formats["down"], formats["trunk"])
-    except KeyError as missing:
-        raise InputError(f"the manifest of {str(container.path)!r} does not say the format of {missing}") from None
+    return Formats(**container.manifest.formats)  # all of them are there, or `stored_config` had refused it
 
 
 def _stored(container: Container) -> list[Stored]:
-    """Tensors and bytes of each file kind and format, experts counted as matrices, without padding."""
+    """Tensors and bytes of each file kind, class and format, experts counted as matrices, without padding."""
     from waste.cli.model_facts import Stored
-    from waste.models.spec import DRAFT_FILE
+    from waste.models.spec import DRAFT_FILE, draft_specs, trunk_specs
+    from waste.models.stored import stored_config
 
-    count: Counter[tuple[str, str]] = Counter()
-    nbytes: Counter[tuple[str, str]] = Counter()
+    config = stored_config(container.manifest)
+    role = {spec.name: spec.role.value for spec in (*trunk_specs(config), *draft_specs(config))}
+    count: Counter[tuple[str, str | None, str]] = Counter()
+    nbytes: Counter[tuple[str, str | None, str]] = Counter()
     for entry in container.manifest.tensors:
-        key = ("draft" if entry.file == DRAFT_FILE else "trunk", entry.fmt)
-        count[key] += 1
-        nbytes[key] += entry.nbytes
+        part = "draft" if entry.file == DRAFT_FILE else "trunk"
+        count[part, role[entry.name], entry.fmt] += 1
+        nbytes[part, role[entry.name], entry.fmt] += entry.nbytes
     for bank in container.manifest.banks:
         for section in bank.layout.sections:
-            key = ("experts", section.fmt)
-            count[key] += bank.experts
-            nbytes[key] += bank.experts * section.nbytes
-    return [Stored(part, fmt, count[part, fmt], nbytes[part, fmt]) for part, fmt in count]
+            count["experts", None, section.fmt] += bank.experts
+            nbytes["experts", None, section.fmt] += bank.experts * section.nbytes
+    return [Stored(*key, count[key], nbytes[key]) for key in count]
 
 
 def _provenance(container: Container) -> list[tuple[str, str]]:
@@ -196,10 +194,10 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
         source.close()
     for notice in notices:
         out.notice(notice)
-    facts = _facts(config, ConvertOptions().formats, context, baseline)
+    facts = _facts(config, ConvertOptions().formats(), context, baseline)
     dtypes = Counter(tensor.dtype for tensor in headers.tensors.values())
     stored = [
-        Stored("weights", dtype, count, sum(t.nbytes for t in headers.tensors.values() if t.dtype == dtype))
+        Stored("weights", None, dtype, count, sum(t.nbytes for t in headers.tensors.values() if t.dtype == dtype))
         for dtype, count in sorted(dtypes.items())
     ]
     disk_bytes = sum(headers.files.values())
@@ -216,7 +214,7 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
                 "files": len(headers.files),
                 **facts.document(),
                 "stored": stored_document(stored),
-                "container": {"options": ConvertOptions().recorded(), "weight_bytes": container_bytes},
+                "container": {"options": ConvertOptions().formats().texts(), "weight_bytes": container_bytes},
             }
         )
         return
@@ -225,7 +223,7 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
         head.append(("revision", source.revision))
     out.table([*head, *facts.rows()], title="Model")
     out.table(stored_rows(stored), title="Formats", right=(2, 3))
-    chosen = " ".join(f"--{key} {value}" for key, value in ConvertOptions().recorded().items())
+    chosen = " ".join(f"--{key} {value}" for key, value in ConvertOptions().formats().texts().items())
     rows = [("on disk", f"{format_bytes(container_bytes)} of weights"), *facts.cost_rows()]
     out.table(rows, title=f"As a container ({chosen})")
 
