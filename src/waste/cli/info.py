@@ -90,8 +90,9 @@ def _show_container(name: str, verify: bool, context: int | None, out: Output, a
     baseline = _baseline_bytes()
     container = Container.open(Path(name))
     manifest = container.manifest
-    facts = _facts(stored_config(manifest), _formats(container), context, baseline)
-    stored = _stored(container)
+    config = stored_config(manifest)
+    facts = _facts(config, _formats(container), context, baseline)
+    stored = _stored(container, config)
     disk_bytes = sum(manifest.file_sizes().values()) + (container.path / MANIFEST_NAME).stat().st_size
     if not as_json:
         out.table([("container", name), ("on disk", format_bytes(disk_bytes)), *facts.rows()], title="Model")
@@ -134,25 +135,28 @@ def _formats(container: Container) -> Formats:
     return Formats(**container.manifest.formats)  # all of them are there, or `stored_config` had refused it
 
 
-def _stored(container: Container) -> list[Stored]:
+def _stored(container: Container, config: ModelConfig) -> list[Stored]:
     """Tensors and bytes of each file kind, class and format, experts counted as matrices, without padding."""
     from waste.cli.model_facts import Stored
-    from waste.models.spec import DRAFT_FILE, draft_specs, trunk_specs
-    from waste.models.stored import stored_config
+    from waste.models.spec import DRAFT_FILE, Role, draft_specs, trunk_specs
 
-    config = stored_config(container.manifest)
-    role = {spec.name: spec.role.value for spec in (*trunk_specs(config), *draft_specs(config))}
-    count: Counter[tuple[str, str | None, str]] = Counter()
-    nbytes: Counter[tuple[str, str | None, str]] = Counter()
+    roles = {spec.name: spec.role for spec in (*trunk_specs(config), *draft_specs(config))}
+    count: Counter[tuple[str, Role, str]] = Counter()
+    nbytes: Counter[tuple[str, Role, str]] = Counter()
     for entry in container.manifest.tensors:
         part = "draft" if entry.file == DRAFT_FILE else "trunk"
-        count[part, role[entry.name], entry.fmt] += 1
-        nbytes[part, role[entry.name], entry.fmt] += entry.nbytes
+        count[part, roles[entry.name], entry.fmt] += 1
+        nbytes[part, roles[entry.name], entry.fmt] += entry.nbytes
     for bank in container.manifest.banks:
         for section in bank.layout.sections:
-            count["experts", None, section.fmt] += bank.experts
-            nbytes["experts", None, section.fmt] += bank.experts * section.nbytes
-    return [Stored(*key, count[key], nbytes[key]) for key in count]
+            count["experts", Role.EXPERT, section.fmt] += bank.experts
+            nbytes["experts", Role.EXPERT, section.fmt] += bank.experts * section.nbytes
+    parts, order = ("trunk", "draft", "experts"), list(Role)
+    keys = sorted(count, key=lambda key: (parts.index(key[0]), order.index(key[1])))
+    return [
+        Stored(part, None if role is Role.EXPERT else role.value, fmt, count[part, role, fmt], nbytes[part, role, fmt])
+        for part, role, fmt in keys
+    ]
 
 
 def _provenance(container: Container) -> list[tuple[str, str]]:
