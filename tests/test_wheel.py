@@ -40,7 +40,7 @@ def test_wheel_holds_what_running_needs_and_nothing_else(unpacked: Path) -> None
     names = {str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file()}
     sources = {f"waste/{p.relative_to(ROOT / 'src' / 'waste')}" for p in (ROOT / "src" / "waste").rglob("*.py")}
     assert sources <= names
-    assert {"waste/py.typed", "waste/kernels/_cpu.pyi"} <= names
+    assert {"waste/py.typed", "waste/kernels/_cpu.pyi", "waste/convert/format_costs.json"} <= names
     assert any(n.startswith("waste/kernels/_cpu.") and n.endswith(".so") for n in names)
     bundled = {n.rsplit("/", 1)[-1] for n in names if n.startswith("waste/_bundled/nano-glm/")}
     assert {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"} <= bundled

@@ -193,7 +193,8 @@ def make(directory: Path, sizes: Sizes, options: ConvertOptions, seed: int) -> i
     """Write the container; returns its bytes. WasteError for a target or sizes that do not do."""
     config = model_config(sizes)
     config = ModelConfig.from_json(_plain(config.to_json()))  # refuses what no container may hold
-    work = work_for(config, options.formats, table_for(config.family, ()))
+    formats, names = options.formats(), table_for(config.family, ())
+    work = work_for(config, formats, names)
     target.make_directory(directory)
     weights = Weights(seed)
     tensors: list[TensorEntry] = []
@@ -217,9 +218,9 @@ def make(directory: Path, sizes: Sizes, options: ConvertOptions, seed: int) -> i
     for name, data in sorted(files.items()):
         atomic_write(directory / name, data)
     nothing = Inventory(used=0, weights=0, read_bytes=0, vision=(), copies=(), unused=())
-    prepared = Prepared(config, (1, 1), {}, nothing, work, {}, files, ())
+    prepared = Prepared(config, formats, (1, 1), {}, names, nothing, work, {}, files, ())
     provenance = {"source": "random numbers (tools/make_synthetic.py)", "seed": seed}
-    manifest = assemble(prepared, options, provenance, tensors, banks)
+    manifest = assemble(prepared, provenance, tensors, banks)
     text = manifest.to_bytes()
     atomic_write(directory / MANIFEST_NAME, text)
     return sum(manifest.file_sizes().values()) + len(text)
@@ -233,13 +234,13 @@ def _plain(value: Any) -> Any:
 
 
 def main() -> int:
-    usual, formats = Sizes(), ConvertOptions()
+    usual = Sizes()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     for name, value in vars(usual).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, help=f"default {value}")
-    parser.add_argument("--experts", default=formats.experts, help="as for waste convert")
-    parser.add_argument("--trunk", default=formats.trunk, help="as for waste convert")
+    parser.add_argument("--experts", help="as for waste convert")
+    parser.add_argument("--trunk", help="as for waste convert")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     if chosen.vocab < 256 + len(MARKERS):

@@ -33,6 +33,7 @@ from waste.container.manifest import MANIFEST_NAME, BankEntry, Manifest, TensorE
 from waste.container.reader import Container
 from waste.container.writer import BankWriter, TensorFileWriter
 from waste.io.files import atomic_write
+from waste.models.formats import MATRICES
 from waste.models.spec import TRUNK_FILE, Role, trunk_specs
 from waste.models.stored import stored_config
 from waste.units import format_bytes
@@ -97,7 +98,7 @@ def container(exact: Container, target: Path, formats: dict[str, str], quantiser
     """Write the new container but for its manifest, and return that. `formats`: gate, up, down, trunk, table."""
     through = {name: lossy(fmt, quantiser) for name, fmt in formats.items()}
     config = stored_config(exact.manifest)
-    classes = {Role.MATRIX: through["trunk"], Role.TABLE: through["table"]}
+    classes = dict.fromkeys(MATRICES, through["trunk"]) | {Role.TABLE: through["table"]}
     roles = {spec.name: spec.role for spec in trunk_specs(config)}
     tensors: list[TensorEntry] = []
     for file in exact.manifest.tensor_files():

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import waste.convert as conversion
+from waste.cli.convert import HELP
 from waste.kernels import isa
+from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK
 
 
 def size_of(container: Path) -> int:
@@ -22,21 +24,58 @@ def test_a_dry_run_reports_on_stdout_and_writes_nothing(waste: Any, nano_checkpo
     assert (done.code, done.err) == (0, "")
     found = dict(line.split("\t") for line in done.out.splitlines())
     assert found["source"] == "nano-glm"
-    assert found["formats"] == "experts q4, trunk q8"
+    assert found["formats"] == f"experts {DEFAULT_EXPERTS}, trunk {DEFAULT_TRUNK}"
     assert {"to read", "to write", "free there", "time"} <= found.keys()
-    done = waste("convert", str(nano_checkpoint), "out.waste", "--dry-run", "--json", "--experts", "bf16")
+    done = waste(
+        "convert", str(nano_checkpoint), "out.waste", "--dry-run", "--json", "--experts", "bf16", "--trunk", "q8"
+    )
     report = json.loads(done.out)
     assert (report["schema"], report["dry_run"], report["family"]) == ("waste.convert/1", True, "glm5_next")
-    assert report["formats"] == {"gate": "bf16", "up": "bf16", "down": "bf16", "trunk": "q8"}
+    q8 = dict.fromkeys(("first", "kda", "kda_gate", "mla", "indexer", "dense", "shared", "table"), "q8")
+    assert report["formats"] == {"gate": "bf16", "up": "bf16", "down": "bf16", **q8, "small": "bf16"}
     assert list(tmp_path.iterdir()) == []
 
 
 def test_gate_and_up_may_differ_from_down(waste: Any, failed: Any, nano_checkpoint: Path) -> None:
     done = waste("convert", str(nano_checkpoint), "o", "--dry-run", "--experts", "wt2+wt3", "--trunk", "q6")
-    assert "formats\texperts wt2 wt2 wt3 (gate, up, down), trunk q6\n" in done.out
+    assert "formats\texperts wt2+wt3, trunk q6\n" in done.out
     for wrong in ("wt2+", "+wt2", "wt2+wt3+wt4", "+"):
         failed(waste("convert", str(nano_checkpoint), "o", "--dry-run", "--experts", wrong), 2)
     failed(waste("convert", str(nano_checkpoint), "o", "--dry-run", "--trunk", "wt2+wt3"), 2)
+
+
+def test_the_help_says_the_default() -> None:
+    assert f"Default: --experts {DEFAULT_EXPERTS} --trunk {DEFAULT_TRUNK}," in HELP
+
+
+def test_classes_of_the_trunk_have_formats_of_their_own(waste: Any, failed: Any, nano_checkpoint: Path) -> None:
+    command = ("convert", str(nano_checkpoint), "o", "--dry-run", "--trunk")
+    found = dict(line.split("\t") for line in waste(*command, "wt4,kda=q8,shared=q6").out.splitlines())
+    assert found["formats"] == f"experts {DEFAULT_EXPERTS}, trunk wt4,kda=q8,shared=q6"
+    assert found["kda"] == "q8, 1.27 MiB"  # five layers of four 256 x 256 matrices: 260 bytes a row
+    assert found["mla"].startswith("wt4, ")
+    assert found["loss"].endswith(" times that of the default formats, by the example model")
+    assert "loss" not in dict(line.split("\t") for line in waste(*command, DEFAULT_TRUNK).out.splitlines())
+    done = waste(*command, "kda=wt4,moe=q8")
+    failed(done, 2)
+    assert "'moe=q8'" in done.err
+    failed(waste(*command, "table=wt4"), 2)
+
+
+def test_a_size_chooses_the_formats(waste: Any, failed: Any, nano_checkpoint: Path, tmp_path: Path) -> None:
+    command = ("convert", str(nano_checkpoint), "o", "--size")
+    report = json.loads(waste(*command, "15.5MB", "--dry-run", "--json").out)
+    assert 14e6 < report["write_bytes"] <= 15.5e6
+    assert sum(report["class_bytes"].values()) < report["write_bytes"]
+    assert report["example_kl"] > report["example_kl_of_default"] > 0
+    done = waste(*command, "15.5MB")
+    assert done.code == 0
+    assert size_of(tmp_path / "o") == report["write_bytes"]
+    done = waste(*command, "1MB", "--force")
+    failed(done, 2)
+    assert "hint: --size " in done.err
+    for wrong in ("large", "0", "-5GB"):
+        failed(waste(*command, wrong), 2)
 
 
 def test_the_instruction_set_is_a_setting(

@@ -18,6 +18,7 @@ from waste.cli import info as info_module
 from waste.container.reader import Container
 from waste.errors import ResourceError
 from waste.models.config import ModelConfig
+from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK
 from waste.planner.footprint import divide, tokenizer_bytes
 
 
@@ -67,7 +68,11 @@ def test_bytes_add_up_to_what_lies_on_the_disk(waste: Any, default_nano: Path) -
     unread = 4095 * (256 + 2 * 2)
     used = experts["layers"] * experts["per_token"] * experts["record_bytes"]
     assert found["token_bytes"] == trunk - unread + used
-    assert {row["format"] for row in found["formats"] if row["part"] == "experts"} == {"q4"}
+    kinds = {(row["part"], row["kind"]): row["tensors"] for row in found["formats"]}
+    assert kinds["trunk", "kda"] == 5 * 4
+    assert kinds["draft", "mla"] == 6
+    assert kinds["experts", None] == 3 * 8 * 32
+    assert {row["format"] for row in found["formats"] if row["part"] == "experts"} == {DEFAULT_EXPERTS}
 
 
 def test_the_shape_is_what_the_config_says(waste: Any, nano_checkpoint: Path, default_nano: Path) -> None:
@@ -111,13 +116,13 @@ def test_what_info_calls_the_ram_floor_is_enough_to_run(default_nano: Path, nano
 def test_text_says_the_same_as_json(waste: Any, default_nano: Path) -> None:
     text, found = rows(waste, str(default_nano)), document(waste, str(default_nano))
     assert text["layers"] == "8: 6 KDA, 2 MLA (2 sparse); 1 dense, 7 MoE; 1 draft layer beside them"
-    assert text["experts"].startswith("q4\t768\t")  # the formats table, after the experts' count
+    assert text["experts"].startswith(f"{DEFAULT_EXPERTS}\t768\t")  # the formats table, after the experts' count
     assert text["1 GiB of cache"].startswith("holds 224 of 224 experts (100.0%)")
     assert text["RAM floor"].endswith(" at a context of 4096 tokens")
     assert text["source"] == "local"
     assert text["name"] == found["provenance"]["name"] == "nano-glm"
-    assert text["option"] == "trunk q8"
-    assert found["options"] == {"experts": "q4", "trunk": "q8"}
+    assert text["option"] == f"trunk {DEFAULT_TRUNK}"
+    assert found["options"] == {"experts": DEFAULT_EXPERTS, "trunk": DEFAULT_TRUNK}
     assert found["damage"] is None
 
 
@@ -128,7 +133,8 @@ def test_a_checkpoint_is_told_in_its_own_formats_and_as_a_container(waste: Any, 
     assert found["disk_bytes"] == sum(path.stat().st_size for path in nano_checkpoint.glob("*.safetensors"))
     assert sum(row["bytes"] for row in found["stored"]) < found["disk_bytes"]
     parts = found["trunk_bytes"] + found["draft_bytes"] + found["bank_bytes"]
-    assert found["container"] == {"options": {"experts": "q4", "trunk": "q8"}, "weight_bytes": parts}
+    found_options = {"experts": DEFAULT_EXPERTS, "trunk": DEFAULT_TRUNK}
+    assert found["container"] == {"options": found_options, "weight_bytes": parts}
     text = rows(waste, str(nano_checkpoint))
     assert text["weights"].startswith(("BF16", "F32", "F8_E4M3"))
     assert "on disk" in text

@@ -335,7 +335,7 @@ def test_the_real_thing_says_the_same_every_time(waste: Any, default_nano: Path)
     text = "".join(line["text"] for line in lines if line["event"] == "text")
     assert text
     assert done["expert_hits"] + done["expert_misses"] > 0
-    assert done["read_bytes"] == done["expert_misses"] * 45056
+    assert done["read_bytes"] == done["expert_misses"] * 32768
     assert waste(*argv, "--top-k", "1", "--threads", "1", "-q").out == text + "\n"
     seeded = [waste(*argv, "--seed", seed, "-q", "--reasoning", "hide").out for seed in ("1", "1", "2")]
     assert seeded[0] == seeded[1]

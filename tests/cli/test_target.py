@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from waste.cli import target
 from waste.cli.target import bundled_container, looks_like_model, split_words
+from waste.container.reader import Container
+from waste.container.verify import verify
 from waste.errors import InputError, ResourceError, UsageError
 from waste.events import Event
 
@@ -106,6 +109,17 @@ def test_a_container_is_whole_if_every_byte_is(default_nano: Path, tmp_path: Pat
         file.write(bytes([byte ^ 4]))
     assert not target._is_whole(copy)
     (copy / "trunk.bin").unlink()
+    assert not target._is_whole(copy)
+
+
+def test_a_container_of_before_has_every_byte_and_is_made_again(default_nano: Path, tmp_path: Path) -> None:
+    """One format for the whole trunk, as an unreleased state of the same version wrote it into the user's cache."""
+    copy = tmp_path / "copy.waste"
+    shutil.copytree(default_nano, copy)
+    manifest = Container.open(copy).manifest
+    old = replace(manifest, formats=dict.fromkeys(("gate", "up", "down", "trunk"), "q8"))
+    (copy / "manifest.json").write_bytes(old.to_bytes())
+    assert verify(Container.open(copy)) == []
     assert not target._is_whole(copy)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from waste.container.manifest import Manifest
 from waste.container.reader import Container
 from waste.container.verify import verify
 from waste.convert import ConvertOptions, convert, plan_conversion
+from waste.convert import encode as encode_module
 from waste.errors import InputError, UsageError, WasteError
 from waste.events import Event, Notice, Progress
 from waste.kernels import isa
 from waste.models.config import ModelConfig
+from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK, TRUNK, read_formats
 from waste.models.spec import TensorSpec, View, bank_layers, draft_specs, trunk_specs
 from waste.tokenizer import from_files
 
@@ -102,34 +106,63 @@ def test_absorbed_keys_and_values_give_the_same_attention(original: Any, dst: Pa
         np.testing.assert_allclose(v_up @ latent, kv[:, m.nope :], rtol=1e-10)
 
 
+def class_of(name: str) -> str | None:
+    """The class of a tensor by its name, as a reader of the release would say; None for what is f32 always."""
+    leaf = name.removesuffix(".weight").rpartition(".")[2]
+    if re.fullmatch(r"embed_tokens|lm_head", leaf):
+        return "table"
+    if re.fullmatch(r"b_proj|wk|weights_proj|index_kpool_compress_gate", leaf):
+        return "small"
+    if re.match(r"layers\.0\.self_attn\.\w+_proj\.", name):
+        return "first"
+    if leaf == "wq_b":
+        return "indexer"
+    if "shared_experts" in name:
+        return "shared"
+    if leaf == "eh_proj" or name.startswith("layers.0.mlp."):
+        return "dense"
+    if re.fullmatch(r"\w+_proj|kv_a_proj_with_mqa|k_up|v_up", leaf):
+        return "mla"
+    return None
+
+
 @pytest.mark.parametrize(
-    ("experts", "trunk"),
-    [("q4", "q8"), ("q8", "bf16"), ("bf16", "q4"), ("f32", "q4"), ("wt3", "q6"), ("wt2+wt3", "wt4")],
+    ("experts", "trunk", "classes"),
+    [
+        ("q4", "q8", {}),
+        ("q8", "bf16", {}),
+        ("bf16", "q4", {"table": "q8"}),
+        ("wt3", "q6", {"table": "q8"}),
+        ("wt2+wt3", "wt4,first=q8,indexer=q6,shared=q4", {"table": "q8"}),
+        ("f32", "f32,mla=wt3,indexer=q8,dense=wt2", {"small": "f32"}),
+        ("wt4", "bf16,first=wt4,mla=q6,indexer=wt3,table=f32,small=f32", {}),
+    ],
 )
-def test_formats_go_where_they_belong(original: Any, dst: Path, experts: str, trunk: str) -> None:
+def test_formats_go_where_they_belong(
+    original: Any, dst: Path, experts: str, trunk: str, classes: dict[str, str]
+) -> None:
     convert(str(original.path), dst, ConvertOptions(experts=experts, trunk=trunk))
     container = Container.open(dst)
     manifest = container.manifest
     config = ModelConfig.from_json(manifest.config)
     inner, down = (experts.split("+") * 2)[:2]
-    assert manifest.formats == {"gate": inner, "up": inner, "down": down, "trunk": trunk}
-    assert manifest.options == {"experts": experts, "trunk": trunk}
+    base, *others = trunk.split(",")
+    wanted = dict.fromkeys(TRUNK, base) | {"small": "bf16"} | classes | dict(item.split("=") for item in others)
+    assert manifest.formats == {"gate": inner, "up": inner, "down": down, **wanted}
+    assert (manifest.options["experts"], read_formats(experts, manifest.options["trunk"])) == (
+        experts,
+        read_formats(experts, trunk),
+    )
     found = stored(container)
     for spec in [*trunk_specs(config), *draft_specs(config)]:
         fmt, values = found[spec.name]
-        leaf = spec.name.removesuffix(".weight").rpartition(".")[2]
-        if leaf in ("A_log", "dt_bias", "gate", "e_score_correction_bias") or any(
-            word in leaf for word in ("norm", "hc_", "conv1d")
-        ):
-            assert fmt == "f32", spec.name  # bit for bit: a bf16 correction bias would merge its values
-        elif leaf in ("embed_tokens", "lm_head"):
-            assert fmt == ("q8" if trunk in ("q4", "q6", "wt4") else trunk)
-        elif leaf.endswith("_proj") and not leaf.startswith(("b_", "weights_")):
-            assert fmt == trunk, spec.name
+        name = class_of(spec.name)
+        assert fmt == ("f32" if name is None else wanted[name]), spec.name
         weight = meaning(original, spec, config)
         rows, cols = weight.shape[0], int(np.prod(weight.shape[1:]))
         encoded = quant.get(fmt).encode(weight.reshape(rows, cols))
         np.testing.assert_array_equal(values, quant.get(fmt).decode(encoded, rows, cols), err_msg=spec.name)
+    assert {class_of(name) for name in found} | {"kda", "kda_gate"} == {*TRUNK, None}  # its one KDA layer is the first
     for bank in manifest.banks:
         assert [section.fmt for section in bank.layout.sections] == [inner, inner, down]
 
@@ -159,8 +192,18 @@ def test_what_is_announced_is_what_is_written(original: Any, dst: Path) -> None:
     assert any("vision" in notice for notice in plan.notices)
 
 
+MIXED = {"experts": "wt2+wt3", "trunk": "wt4,first=q6,mla=q8,dense=q4,table=bf16"}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every matrix of the tiny model in pieces of 16 rows, so that there is something for threads to share."""
+    monkeypatch.setattr("waste.io.dense._CHUNK_BYTES", 1)
+    monkeypatch.setattr("waste.convert.encode._PIECE_WEIGHTS", 1)
+
+
 def test_instruction_sets_and_threads_change_no_byte(
-    original: Any, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
+    original: Any, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     try:
@@ -168,15 +211,21 @@ def test_instruction_sets_and_threads_change_no_byte(
             isa.force(name)
             for threads in (1, 3):
                 target = tmp_path / f"{name}-{threads}.waste"
-                convert(str(original.path), target, ConvertOptions(experts="wt2+wt3", trunk="q6", threads=threads))
+                convert(str(original.path), target, ConvertOptions(threads=threads, **MIXED))
                 found.append(files_of(target))
+                monkeypatch.setattr("waste.io.dense._CHUNK_BYTES", 1)
+                monkeypatch.setattr("waste.convert.encode._PIECE_WEIGHTS", 1)
     finally:
         isa.force(None)
     assert all(files == found[0] for files in found)
 
 
 def test_result_does_not_depend_on_threads_or_place(
-    original: Any, tmp_path: Path, clean: dict[str, bytes], files_of: Callable[[Path], dict[str, bytes]]
+    original: Any,
+    tmp_path: Path,
+    clean: dict[str, bytes],
+    files_of: Callable[[Path], dict[str, bytes]],
+    small_pieces: None,
 ) -> None:
     for threads in (1, 2, 5):
         elsewhere = original.at(tmp_path / str(threads) / "deep" / original.path.name)
@@ -186,11 +235,41 @@ def test_result_does_not_depend_on_threads_or_place(
     assert not any(str(original.path.parent).encode() in data for data in clean.values())
 
 
+def test_the_trunk_is_encoded_on_all_threads(original: Any, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three trunk jobs wait for each other: with fewer threads, or one tensor at a time, they would wait for ever."""
+    together = threading.Barrier(3, timeout=30)
+    real = encode_module.encode
+    left = 3
+
+    def meeting(weight: Any, fmt: str, source: str) -> Any:
+        nonlocal left
+        if left > 0 and "experts" not in source:
+            left -= 1
+            together.wait()
+        return real(weight, fmt, source)
+
+    monkeypatch.setattr(encode_module, "encode", meeting)
+    convert(str(original.path), dst, ConvertOptions(threads=3))
+    assert left == 0
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_first_broken_tensor_is_named_whatever_the_threads(tiny: Any, dst: Path, threads: int) -> None:
+    """The third tensor cannot be encoded, the fourth cannot even be read."""
+    names = [f"{WRAPPER}layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    for name, value in zip(names[1:], (1e30, np.nan), strict=True):
+        shape = tiny.tensors[name].shape
+        tiny.tensors[name] = type(tiny.tensors[name])("F32", shape, np.full(shape, value, np.float32).tobytes())
+    tiny.write()
+    with pytest.raises(InputError, match=r"k_proj"):
+        convert(str(tiny.path), dst, ConvertOptions(threads=threads))
+
+
 def test_manifest_says_where_it_comes_from(original: Any, dst: Path) -> None:
     """Digests recomputed here from the definition in `waste.convert.provenance`."""
     convert(str(original.path), dst, ConvertOptions())
     manifest = Manifest.from_bytes((dst / "manifest.json").read_bytes(), "manifest.json")
-    assert manifest.options == {"experts": "q4", "trunk": "q8"}
+    assert manifest.options == {"experts": DEFAULT_EXPERTS, "trunk": DEFAULT_TRUNK}
     assert manifest.architecture == "glm5_next"
     assert manifest.stop_ids == (261, 265)
     assert manifest.provenance["source"] == "local"

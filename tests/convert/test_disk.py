@@ -59,7 +59,7 @@ def test_space_is_checked_first(tiny: Any, dst: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.write_bytes - 1)
     with pytest.raises(ResourceError) as caught:
         convert(str(tiny.path), dst, ConvertOptions())
-    assert "MiB" in caught.value.message
+    assert "KiB" in caught.value.message
     assert not dst.exists()
     assert plan_conversion(str(tiny.path), dst, ConvertOptions()).free_bytes == plan.write_bytes - 1
     monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.write_bytes)

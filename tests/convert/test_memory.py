@@ -16,7 +16,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from waste.convert import ConvertOptions, convert
-convert(sys.argv[1], Path(sys.argv[2]), ConvertOptions(threads=2))
+convert(sys.argv[1], Path(sys.argv[2]), ConvertOptions(threads=8))
 status = Path("/proc/self/status").read_text().split()
 print(int(status[status.index("VmHWM:") + 1]) * 1024)
 """

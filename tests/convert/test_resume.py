@@ -22,6 +22,7 @@ from waste.container.reader import Container
 from waste.convert import ConvertOptions, convert, plan_conversion
 from waste.convert.journal import Journal
 from waste.errors import InputError, ResourceError, UsageError, WasteError
+from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK
 
 Files = Callable[[Path], dict[str, bytes]]
 ONE = ConvertOptions(threads=1)
@@ -301,7 +302,7 @@ def test_changed_options_do_not_resume(tiny: Any, unfinished: Path, files_of: Fi
     assert files_of(unfinished) == before
     run(tiny, unfinished, ConvertOptions(threads=1, restart=True, **options))
     manifest = Container.open(unfinished).manifest
-    assert manifest.options == {"experts": "q4", "trunk": "q8"} | options
+    assert manifest.options == {"experts": DEFAULT_EXPERTS, "trunk": DEFAULT_TRUNK} | options
 
 
 @pytest.mark.parametrize("what", ["weights", "time", "config", "added", "gone"])

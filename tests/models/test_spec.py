@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 
 from waste.models.config import ModelConfig
+from waste.models.formats import read_formats
 from waste.models.hf_config import from_hf
 from waste.models.spec import (
-    Formats,
     Role,
     TensorSpec,
     View,
@@ -102,7 +103,7 @@ def test_inventory_equals_the_release(config: ModelConfig) -> None:
 
 def test_sizes_of_the_real_model(config: ModelConfig) -> None:
     """321 B parameters with the draft layer; a token multiplies with 8 of 288 experts in 42 layers."""
-    exact = sizes(config, Formats("q4", "q4", "q4", "q8"))
+    exact = sizes(config, read_formats("q4", "q8"))
     assert 320e9 < exact.parameters < 322e9
     per_expert = 3 * 4096 * 2048
     assert exact.active_parameters < exact.parameters - 280 * 42 * per_expert
@@ -121,14 +122,19 @@ def test_names_are_unique_and_sources_cover_them(config: ModelConfig) -> None:
         assert key.rows * key.cols + value.rows * value.cols == math.prod(key.source_shape)
 
 
-def test_formats_follow_the_role(config: ModelConfig) -> None:
-    low, exact = Formats("q4", "q4", "q4", "q4"), Formats("f32", "f32", "f32", "f32")
-    for spec in trunk_specs(config):
-        assert exact.of(spec) == "f32"
-        if spec.role is Role.EXACT:
-            assert low.of(spec) == "f32"
-        if spec.role is Role.TABLE:
-            assert low.of(spec) == "q8"
+def test_every_tensor_has_its_role(config: ModelConfig) -> None:
+    """Counted by hand: 34 KDA and 11 MLA layers, 3 dense and 42 MoE ones, and an MLA and MoE draft layer."""
+    count = Counter(spec.role for spec in trunk_specs(config) + draft_specs(config))
+    assert count[Role.FIRST] == len("qkvo") + 2 * len("fg")
+    assert count[Role.KDA] == 33 * len("qkvo")
+    assert count[Role.KDA_GATE] == 33 * 2 * len("fg")
+    assert count[Role.MLA] == 12 * len(("q_a", "q_b", "kv_a", "k_up", "v_up", "o"))
+    assert count[Role.INDEXER] == 12
+    assert count[Role.DENSE] == 3 * 3 + 1  # the draft layer's eh_proj
+    assert count[Role.SHARED] == 43 * 3
+    assert count[Role.TABLE] == 2
+    assert count[Role.SMALL] == 34 + 12 * 3
+    assert {spec.role for layer in (3, 45) for spec in expert_sources(config, layer, 0)} == {Role.EXPERT}
     exact_names = [s.name.removesuffix(".weight") for s in trunk_specs(config) if s.role is Role.EXACT]
     kept = {name.rsplit(".", 1)[-1] for name in exact_names}
     assert {"hc_attn_fn", "hc_ffn_base", "gate", "q_conv1d", "A_log", "dt_bias"} <= kept

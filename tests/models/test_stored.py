@@ -16,8 +16,9 @@ from waste.container.layout import TRUNK_ALIGN, RecordLayout, align_up, matrix_s
 from waste.container.manifest import BankEntry, Manifest, TensorEntry
 from waste.errors import InputError
 from waste.models.config import ModelConfig
+from waste.models.formats import Formats, read_formats
 from waste.models.hf_config import from_hf
-from waste.models.spec import Formats, TensorSpec, bank_layers, bank_name, draft_specs, trunk_specs
+from waste.models.spec import TensorSpec, bank_layers, bank_name, draft_specs, trunk_specs
 from waste.models.stored import stored_config
 
 Change = Callable[[dict[str, Any]], object]
@@ -37,7 +38,7 @@ def entries(file: str, specs: list[TensorSpec], formats: Formats) -> list[Tensor
 def manifest(glm: dict[str, Any]) -> Manifest:
     """GLM-5.3-Flash as the converter would describe it, without its weights."""
     config, _ = from_hf(glm, None)
-    formats = Formats("q4", "q4", "q4", "q8")
+    formats = read_formats("q4", "q8")
     layout = formats.record(config)
     experts = config.router.experts
     return Manifest(
@@ -90,6 +91,14 @@ CHANGES: dict[str, Callable[[Manifest], dict[str, Any]]] = {
     "stop ids": lambda m: {"stop_ids": m.stop_ids[:1]},
     "architecture": lambda m: {"architecture": "kimi_linear"},
     "for nothing": lambda m: {"formats": {}},
+    "for down, gate, trunk, up, not for": lambda m: {
+        "formats": {"gate": "q4", "up": "q4", "down": "q4", "trunk": "q8"}
+    },
+    "not for": lambda m: {"formats": {k: v for k, v in m.formats.items() if k != "shared"}},
+    "in q8, expected": lambda m: {"formats": m.formats | {"shared": "wt4"}},
+    "unknown number format 'q5'": lambda m: {"formats": m.formats | {"kda": "q5"}},
+    r"\(table\) are wt4": lambda m: {"formats": m.formats | {"table": "wt4"}},
+    r"\(small\) are q8": lambda m: {"formats": m.formats | {"small": "q8"}},
 }
 
 

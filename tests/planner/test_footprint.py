@@ -17,7 +17,8 @@ from waste.engine.engine import Engine
 from waste.errors import ResourceError
 from waste.kvcache.state import SessionState
 from waste.models.config import ModelConfig
-from waste.models.spec import DRAFT_FILE, TRUNK_FILE, Formats
+from waste.models.formats import read_formats
+from waste.models.spec import DRAFT_FILE, TRUNK_FILE
 from waste.planner.footprint import divide, floor_bytes, sizes, state_bytes
 
 BASELINE = 100 << 20
@@ -34,7 +35,7 @@ def config(container: Container) -> ModelConfig:
 
 
 def test_predicted_sizes_are_the_converted_ones(container: Container, config: ModelConfig) -> None:
-    predicted = sizes(config, Formats("q4", "q4", "q4", "q8"))
+    predicted = sizes(config, read_formats())
     for file, nbytes in ((TRUNK_FILE, predicted.trunk_bytes), (DRAFT_FILE, predicted.draft_bytes)):
         assert sum(t.nbytes for t in container.manifest.tensors_of(file)) == nbytes
     on_disk = sum((container.path / bank.file).stat().st_size for bank in container.manifest.banks)
@@ -45,7 +46,7 @@ def test_predicted_sizes_are_the_converted_ones(container: Container, config: Mo
 
 
 def test_a_tied_embedding_is_read_as_the_head(config: ModelConfig) -> None:
-    formats = Formats("q4", "q4", "q4", "q8")
+    formats = read_formats("q4", "q8")
     apart, tied = sizes(config, formats), sizes(replace(config, tie_word_embeddings=True), formats)
     assert tied.read_trunk_bytes == tied.trunk_bytes
     assert abs(tied.read_trunk_bytes - apart.read_trunk_bytes) < 1024  # one row
@@ -62,7 +63,7 @@ def test_parameters_are_those_of_the_checkpoint(nano_checkpoint: Path, config: M
             for name in opened.keys():  # noqa: SIM118 - not a dictionary
                 if not name.endswith("_scale_inv"):
                     total += int(np.prod(opened.get_slice(name).get_shape()))
-    assert sizes(config, Formats("q4", "q4", "q4", "q8")).parameters == total
+    assert sizes(config, read_formats("q4", "q8")).parameters == total
 
 
 def least_ram(container: Container, config: ModelConfig, context: int) -> int:

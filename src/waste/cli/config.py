@@ -93,8 +93,8 @@ SETTINGS = (
     Setting("repeat_penalty", _number, 1.0, "1 is off"),
     Setting("seed", _whole(0), None, "default: a new one every run"),
     Setting("reasoning", _choice(*REASONING), "show", "show (on stderr) or hide"),
-    Setting("experts", _name, "q4", "number format of routed experts, for convert"),
-    Setting("trunk", _name, "q8", "number format of everything else, for convert"),
+    Setting("experts", _name, None, "number format of routed experts, for convert; default: see waste convert -h"),
+    Setting("trunk", _name, None, "number formats of everything else; default: see waste convert -h"),
     Setting("isa", _choice(*ISAS), None, "instruction set of native code; default: the best there is"),
     Setting("debug", _flag, False, "show tracebacks"),
 )

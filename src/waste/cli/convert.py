@@ -15,28 +15,32 @@ from waste.cli.failures import Terminated
 from waste.cli.native import choose_isa
 from waste.cli.output import Output
 from waste.errors import ExitCode
-from waste.units import format_bytes, format_count, format_seconds
+from waste.units import format_bytes, format_count, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from waste.convert import Preflight
-    from waste.models.spec import Formats
 
 SCHEMA = "waste.convert/1"
 SHORT = "Make a container of a Hugging Face checkpoint."
 HELP = """\
 \b
 waste convert zai-org/GLM-5.3-Flash glm.waste
-waste convert ./checkpoint model.waste --experts q4 --trunk q8
-waste convert ./checkpoint model.waste --dry-run
+waste convert ./checkpoint model.waste --size 90GB --dry-run
+waste convert ./checkpoint model.waste --experts wt2+wt3 --trunk q6
 
 Reads SRC, a directory or a model of the Hugging Face Hub, and writes the container DST, a directory. Everything is
 checked before the first byte is written. It can be killed at any point: the same command goes on where it
 stopped, and the result is the same to the byte. stdout gets the path and size of what was written.
 
+Default: --experts wt3 --trunk q8,kda=q6,mla=wt4,indexer=wt4,shared=wt4, most bits where they count most.
+
 Formats: f32 and bf16 are exact for BF16 releases; q8, q6 and q4 take 8, 6 and 4 bits a weight, wt4, wt3 and wt2 4, 3
-and 2 with less loss than plain rounding has. --experts wt2+wt3: wt2 for gate and up, wt3 for down. Embedding and head
-never get less than 8 bits. HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE and HF_ENDPOINT mean what they mean to other Hub
-programs.
+and 2 with less loss than plain rounding has. --experts wt2+wt3: wt2 for gate and up, wt3 for down. --trunk q6: for all
+the rest, but embedding and head never get less than 8 bits. --trunk q6,kda=q8: some classes of tensors in another one,
+without the first word on top of the default: first (attention of layer 0), kda, kda_gate, mla, indexer, dense, shared,
+table (embedding and head), small. --size: formats that are not given are chosen so that the container fits and least
+is lost, as measured on the bundled example. HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE and HF_ENDPOINT mean what they mean
+to other Hub programs.
 """
 
 
@@ -45,10 +49,11 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Checkpoint directory, or OWNER/NAME on the Hub.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Container to write, a directory: NAME.waste.")],
     experts: Annotated[
-        str | None, typer.Option("--experts", metavar="FORMAT", help="One of those below, or wt2+wt3. Default: q4.")
+        str | None, typer.Option("--experts", metavar="FORMAT", help="One of those below, or wt2+wt3. Default: wt3.")
     ] = None,
-    trunk: Annotated[
-        str | None, typer.Option("--trunk", metavar="FORMAT", help="Everything else, one of those below. Default: q8.")
+    trunk: Annotated[str | None, typer.Option("--trunk", metavar="FORMATS", help="Everything else, see below.")] = None,
+    size: Annotated[
+        str | None, typer.Option("--size", metavar="SIZE", help="Of the whole container at most, as 90GB.")
     ] = None,
     revision: options.Revision = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and report, write nothing.")] = False,
@@ -71,6 +76,7 @@ def convert(
     chosen = ConvertOptions(
         experts=config.parse("experts", experts),
         trunk=config.parse("trunk", trunk),
+        size=None if size is None else parse_bytes(size, name="--size"),
         revision=revision,
         force=force,
         restart=restart,
@@ -122,10 +128,17 @@ def _announce(report: Preflight, target: Path, out: Output) -> None:
 
 
 def _rows(report: Preflight) -> Iterator[tuple[str, str]]:
-    formats = report.formats
+    from waste.convert.mixes import by_class, class_bytes
+
     yield "source", report.source if report.revision is None else f"{report.source} at {report.revision}"
     yield "model", f"{report.config.family}, {format_count(report.weights)} weights in {report.tensors} tensors"
-    yield "formats", f"experts {_experts(formats)}, trunk {formats.trunk}"
+    yield "formats", f"experts {report.formats.experts_text}, trunk {report.formats.trunk_text}"
+    chosen = by_class(report.formats)
+    for name, nbytes in class_bytes(report.config, report.formats).items():
+        yield name, f"{chosen.get(name, 'f32')}, {format_bytes(nbytes)}"
+    cost, usual = _costs(report)
+    if cost is not None and cost != usual:
+        yield "loss", f"{cost / usual:.2g} times that of the default formats, by the example model"
     if report.download_bytes:
         yield "to download", format_bytes(report.download_bytes)
     yield "to read", format_bytes(report.read_bytes)
@@ -143,12 +156,21 @@ def _rows(report: Preflight) -> Iterator[tuple[str, str]]:
         yield "target", "holds exactly this already"
 
 
-def _experts(formats: Formats) -> str:
-    kinds = dict.fromkeys((formats.gate, formats.up, formats.down))
-    return next(iter(kinds)) if len(kinds) == 1 else f"{formats.gate} {formats.up} {formats.down} (gate, up, down)"
+def _costs(report: Preflight) -> tuple[float | None, float]:
+    """What the formats of `report` and the default ones cost the example model, where all of it was measured."""
+    from waste.convert.mixes import Costs
+    from waste.models.formats import read_formats
+
+    costs = Costs.measured()
+    usual = costs.of(read_formats())
+    assert usual is not None  # the default consists of measured formats; a test holds it to that
+    return costs.of(report.formats), usual
 
 
 def _document(report: Preflight) -> dict[str, Any]:
+    from waste.convert.mixes import class_bytes
+
+    cost, usual = _costs(report)
     return {
         "source": report.source,
         "revision": report.revision,
@@ -156,6 +178,9 @@ def _document(report: Preflight) -> dict[str, Any]:
         "weights": report.weights,
         "tensors": report.tensors,
         "formats": asdict(report.formats),
+        "class_bytes": class_bytes(report.config, report.formats),
+        "example_kl": cost,
+        "example_kl_of_default": usual,
         "download_bytes": report.download_bytes,
         "read_bytes": report.read_bytes,
         "write_bytes": report.write_bytes,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from waste.cli.model_facts import ModelFacts, Stored
     from waste.container.reader import Container
     from waste.models.config import ModelConfig
-    from waste.models.spec import Formats
+    from waste.models.formats import Formats
 
 SCHEMA = "waste.info/1"
 SHORT = "What a container, a checkpoint or this machine is."
@@ -90,8 +90,9 @@ def _show_container(name: str, verify: bool, context: int | None, out: Output, a
     baseline = _baseline_bytes()
     container = Container.open(Path(name))
     manifest = container.manifest
-    facts = _facts(stored_config(manifest), _formats(container), context, baseline)
-    stored = _stored(container)
+    config = stored_config(manifest)
+    facts = _facts(config, _formats(container), context, baseline)
+    stored = _stored(container, config)
     disk_bytes = sum(manifest.file_sizes().values()) + (container.path / MANIFEST_NAME).stat().st_size
     if not as_json:
         out.table([("container", name), ("on disk", format_bytes(disk_bytes)), *facts.rows()], title="Model")
@@ -129,32 +130,33 @@ def _verify(container: Container, out: Output) -> list[str]:
 
 
 def _formats(container: Container) -> Formats:
-    from waste.models.spec import Formats
+    from waste.models.formats import Formats
 
-    formats = container.manifest.formats
-    try:
-        return Formats(formats["gate"], formats["up"], formats["down"], formats["trunk"])
-    except KeyError as missing:
-        raise InputError(f"the manifest of {str(container.path)!r} does not say the format of {missing}") from None
+    return Formats(**container.manifest.formats)  # all of them are there, or `stored_config` had refused it
 
 
-def _stored(container: Container) -> list[Stored]:
-    """Tensors and bytes of each file kind and format, experts counted as matrices, without padding."""
+def _stored(container: Container, config: ModelConfig) -> list[Stored]:
+    """Tensors and bytes of each file kind, class and format, experts counted as matrices, without padding."""
     from waste.cli.model_facts import Stored
-    from waste.models.spec import DRAFT_FILE
+    from waste.models.spec import DRAFT_FILE, Role, draft_specs, trunk_specs
 
-    count: Counter[tuple[str, str]] = Counter()
-    nbytes: Counter[tuple[str, str]] = Counter()
+    roles = {spec.name: spec.role for spec in (*trunk_specs(config), *draft_specs(config))}
+    count: Counter[tuple[str, Role, str]] = Counter()
+    nbytes: Counter[tuple[str, Role, str]] = Counter()
     for entry in container.manifest.tensors:
-        key = ("draft" if entry.file == DRAFT_FILE else "trunk", entry.fmt)
-        count[key] += 1
-        nbytes[key] += entry.nbytes
+        part = "draft" if entry.file == DRAFT_FILE else "trunk"
+        count[part, roles[entry.name], entry.fmt] += 1
+        nbytes[part, roles[entry.name], entry.fmt] += entry.nbytes
     for bank in container.manifest.banks:
         for section in bank.layout.sections:
-            key = ("experts", section.fmt)
-            count[key] += bank.experts
-            nbytes[key] += bank.experts * section.nbytes
-    return [Stored(part, fmt, count[part, fmt], nbytes[part, fmt]) for part, fmt in count]
+            count["experts", Role.EXPERT, section.fmt] += bank.experts
+            nbytes["experts", Role.EXPERT, section.fmt] += bank.experts * section.nbytes
+    parts, order = ("trunk", "draft", "experts"), list(Role)
+    keys = sorted(count, key=lambda key: (parts.index(key[0]), order.index(key[1])))
+    return [
+        Stored(part, None if role is Role.EXPERT else role.value, fmt, count[part, role, fmt], nbytes[part, role, fmt])
+        for part, role, fmt in keys
+    ]
 
 
 def _provenance(container: Container) -> list[tuple[str, str]]:
@@ -196,10 +198,10 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
         source.close()
     for notice in notices:
         out.notice(notice)
-    facts = _facts(config, ConvertOptions().formats, context, baseline)
+    facts = _facts(config, ConvertOptions().formats(), context, baseline)
     dtypes = Counter(tensor.dtype for tensor in headers.tensors.values())
     stored = [
-        Stored("weights", dtype, count, sum(t.nbytes for t in headers.tensors.values() if t.dtype == dtype))
+        Stored("weights", None, dtype, count, sum(t.nbytes for t in headers.tensors.values() if t.dtype == dtype))
         for dtype, count in sorted(dtypes.items())
     ]
     disk_bytes = sum(headers.files.values())
@@ -216,7 +218,7 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
                 "files": len(headers.files),
                 **facts.document(),
                 "stored": stored_document(stored),
-                "container": {"options": ConvertOptions().recorded(), "weight_bytes": container_bytes},
+                "container": {"options": ConvertOptions().formats().texts(), "weight_bytes": container_bytes},
             }
         )
         return
@@ -225,7 +227,7 @@ def _show_checkpoint(name: str, revision: str | None, context: int | None, out: 
         head.append(("revision", source.revision))
     out.table([*head, *facts.rows()], title="Model")
     out.table(stored_rows(stored), title="Formats", right=(2, 3))
-    chosen = " ".join(f"--{key} {value}" for key, value in ConvertOptions().recorded().items())
+    chosen = " ".join(f"--{key} {value}" for key, value in ConvertOptions().formats().texts().items())
     rows = [("on disk", f"{format_bytes(container_bytes)} of weights"), *facts.cost_rows()]
     out.table(rows, title=f"As a container ({chosen})")
 

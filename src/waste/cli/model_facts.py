@@ -17,9 +17,10 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class Stored:
-    """Tensors of one number format: of the trunk, the draft layer, or the routed experts."""
+    """Tensors of one class in one number format: of the trunk, the draft layer, or the routed experts."""
 
     part: str  # "trunk", "draft", "experts", or of a checkpoint "weights"
+    kind: str | None  # of trunk and draft, the class: "kda", "table" and so on
     format: str  # "q8", or a checkpoint's dtype "F8_E4M3"
     tensors: int
     nbytes: int
@@ -113,7 +114,10 @@ class ModelFacts:
 
 def stored_rows(stored: list[Stored]) -> list[list[str]]:
     """Rows of the formats table."""
-    return [[s.part, s.format, str(s.tensors), format_bytes(s.nbytes)] for s in stored]
+    return [
+        [s.part if s.kind is None else f"{s.part} {s.kind}", s.format, str(s.tensors), format_bytes(s.nbytes)]
+        for s in stored
+    ]
 
 
 def stored_document(stored: list[Stored]) -> list[dict[str, Any]]:

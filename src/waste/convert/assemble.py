@@ -9,7 +9,6 @@ from typing import Any
 from waste import quant
 from waste.container.layout import TRUNK_ALIGN, align_up, matrix_shape
 from waste.container.manifest import BankEntry, FileEntry, Manifest, TensorEntry
-from waste.convert.options import ConvertOptions
 from waste.convert.preflight import Prepared
 from waste.convert.provenance import describe, sketch
 from waste.convert.source import Source
@@ -27,7 +26,6 @@ def tool_version() -> str:
 
 def assemble(
     prepared: Prepared,
-    options: ConvertOptions,
     provenance: dict[str, Any],
     tensors: Sequence[TensorEntry],
     banks: Sequence[BankEntry],
@@ -36,24 +34,24 @@ def assemble(
     config = prepared.config
     return Manifest(
         tool=tool_version(),
-        options=dict(options.recorded()),
+        options=dict(prepared.formats.texts()),
         provenance=provenance,
         architecture=config.family,
         config=config.to_json(),
         stop_ids=config.eos_token_ids,
-        formats=dict(vars(options.formats)),
+        formats=dict(vars(prepared.formats)),
         tensors=tuple(tensors),
         banks=tuple(banks),
         files=tuple(FileEntry(name, len(data), checksum(data)) for name, data in sorted(prepared.texts.items())),
     )
 
 
-def container_bytes(source: Source, prepared: Prepared, options: ConvertOptions) -> int:
+def container_bytes(source: Source, prepared: Prepared) -> int:
     """Size in bytes of the whole container. Exact: checksums have a fixed length, everything else is known."""
     provenance = describe(
-        sketch(source, prepared.headers, prepared.small, options, tool_version()), prepared.headers, {}
+        sketch(source, prepared.headers, prepared.small, prepared.formats, tool_version()), prepared.headers, {}
     )
-    manifest = assemble(prepared, options, provenance, *_placeholders(prepared.work))
+    manifest = assemble(prepared, provenance, *_placeholders(prepared.work))
     return sum(manifest.file_sizes().values()) + len(manifest.to_bytes())
 
 

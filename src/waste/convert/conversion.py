@@ -13,6 +13,7 @@ from waste.container.reader import Container
 from waste.convert import target
 from waste.convert.assemble import assemble, container_bytes, tool_version
 from waste.convert.check import source_bytes
+from waste.convert.fit import fitted
 from waste.convert.journal import Journal
 from waste.convert.locate import open_source
 from waste.convert.options import ConvertOptions, ConvertResult
@@ -44,10 +45,10 @@ def plan_conversion(source: str, dst: Path, options: ConvertOptions, on_event: O
     dst = Path(dst)
     with _opened(source, options, on_event) as found:
         state = target.state_of(dst)
-        prepared = prepare(found, options)
+        prepared = fitted(found, prepare(found, options), options)
         finished = False
         if state is target.State.FINISHED and not options.force and found.download_bytes() == 0:
-            identity = identify(found, prepared.headers, prepared.small, options, tool_version())
+            identity = identify(found, prepared.headers, prepared.small, prepared.formats, tool_version())
             finished = _is_result(dst, identity)
             if not finished:
                 raise _other_container(dst)
@@ -114,7 +115,7 @@ class _Run:
     def run(self, on_plan: Callable[[Preflight], None] | None) -> tuple[int, bool]:
         """(bytes of the container, whether it was there already)."""
         state = target.state_of(self._dst)
-        prepared = prepare(self._source, self._options)
+        prepared = fitted(self._source, prepare(self._source, self._options), self._options)
         for notice in prepared.notices:
             self._note(notice)
         keep_finished = state is target.State.FINISHED and not self._options.force
@@ -129,7 +130,7 @@ class _Run:
             target.refuse_too_small(self._dst, needed, plan.free_bytes)
         checkpoint = self._source.fetch(self._on_event)
         prepared = with_local_headers(self._source, prepared)
-        identity = identify(self._source, prepared.headers, prepared.small, self._options, tool_version())
+        identity = identify(self._source, prepared.headers, prepared.small, prepared.formats, tool_version())
         if keep_finished:
             return self._already(identity, prepared), True
         target.make_directory(self._dst)
@@ -186,7 +187,7 @@ class _Run:
                 atomic_write(self._dst / name, data)
         unmoved()
         provenance = describe(identity, prepared.headers, written.digests)
-        manifest = assemble(prepared, self._options, provenance, written.tensors, written.banks)
+        manifest = assemble(prepared, provenance, written.tensors, written.banks)
         text = manifest.to_bytes()
         atomic_write(self._dst / MANIFEST_NAME, text)
         journal.remove()
@@ -232,14 +233,14 @@ def _preflight(
     source: Source, prepared: Prepared, dst: Path, options: ConvertOptions, state: target.State, finished: bool
 ) -> Preflight:
     resumable = state is target.State.UNFINISHED and not options.restart and not options.force
-    write = container_bytes(source, prepared, options)
+    write = container_bytes(source, prepared)
     download = source.download_bytes()
     inventory = prepared.inventory
     return Preflight(
         source=source.name,
         revision=source.revision,
         config=prepared.config,
-        formats=options.formats,
+        formats=prepared.formats,
         tensors=inventory.used,
         weights=inventory.weights,
         vision=inventory.vision,
@@ -251,7 +252,7 @@ def _preflight(
         write_bytes=write,
         done_bytes=min(target.reusable_bytes(dst), write) if resumable else 0,
         free_bytes=target.free_bytes(dst),
-        seconds=forecast(prepared, options, options.threads or default_threads(), download, write),
+        seconds=forecast(prepared, options.threads or default_threads(), download, write),
         finished=finished,
     )
 

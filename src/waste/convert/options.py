@@ -5,45 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from waste import quant
 from waste.errors import UsageError
-from waste.models.spec import Formats
-
-# The trunk is the sensitive part and a small share of the bytes; experts are nearly all of them.
-DEFAULT_EXPERTS = "q4"
-DEFAULT_TRUNK = "q8"
+from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK, Formats, read_formats
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Options of `waste convert`. `experts` and `trunk` decide the bytes of the result; the others do not.
+    """Options of `waste convert`. `experts`, `trunk` and `size` decide the bytes of the result; the others do not.
 
-    `experts` is one format, or two joined by a plus: that of gate and up, then that of down. Raises UsageError for
-    an unknown format or a number of threads below one.
+    `experts` and `trunk` are texts as `waste.models.formats` reads them; None is the default or, where there is a
+    `size`, whatever loses least within it. Raises UsageError for formats that are none and a number of threads
+    below one.
     """
 
-    experts: str = DEFAULT_EXPERTS
-    trunk: str = DEFAULT_TRUNK
+    experts: str | None = None
+    trunk: str | None = None
+    size: int | None = None  # bytes that the whole container may have
     revision: str | None = None  # of a Hub model: branch, tag or commit
     force: bool = False  # replace a finished container
     restart: bool = False  # discard an unfinished conversion
     threads: int | None = None  # None: one for each core this process may use
 
     def __post_init__(self) -> None:
-        for name in vars(self.formats).values():
-            quant.get(name)
+        self.formats()
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads is {self.threads}; at least 1 is needed")
 
-    @property
     def formats(self) -> Formats:
-        """The format of every kind of tensor."""
-        inner, _, down = self.experts.partition("+")
-        return Formats(gate=inner, up=inner, down=down if "+" in self.experts else inner, trunk=self.trunk)
-
-    def recorded(self) -> dict[str, str]:
-        """The options that a container's manifest keeps: those that decide its bytes."""
-        return {"experts": self.experts, "trunk": self.trunk}
+        """The format of every class of tensors, defaults for what is not said, whatever the size."""
+        return read_formats(
+            DEFAULT_EXPERTS if self.experts is None else self.experts,
+            DEFAULT_TRUNK if self.trunk is None else self.trunk,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """Carrying out the work: tensors into trunk and draft file, experts into banks, every item journalled.
 
-Memory stays bounded at any model size: matrices pass in blocks of rows, and at most a fixed number of bytes of
-experts is in work. Experts are encoded in parallel and written in order, so threads change no byte.
+Memory stays bounded at any model size: trunk matrices pass in blocks of rows, and at most a fixed number of bytes is
+in work. Blocks and experts are encoded in parallel and written in order, so threads change no byte.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from waste.container.layout import Bytes, bank_digest
@@ -19,13 +19,16 @@ from waste.container.writer import BankWriter, TensorFileWriter
 from waste.convert.check import source_bytes
 from waste.convert.encode import TensorSource
 from waste.convert.journal import Journal
-from waste.convert.work import BankFile, TensorFile, Work
+from waste.convert.parallel import Job, in_order
+from waste.convert.work import BankFile, TensorFile, TensorItem, Work
 from waste.io.safetensors import Checkpoint
 from waste.models.config import ModelConfig
 
-# Experts in work hold a float32 matrix, temporaries of the encoder and three blobs each. Sixteen of GLM-5.3-Flash
+# An expert in work holds a float32 matrix, temporaries of the encoder and three blobs. Twelve of GLM-5.3-Flash
 # (8.4 M weights a matrix) take 1 GiB; more threads than that share the bound.
 _IN_WORK_BYTES = 1 << 30
+
+Expert = tuple[tuple[Bytes, Bytes, Bytes], dict[str, int]]  # blobs, digests of their sources
 
 
 @dataclass
@@ -65,16 +68,16 @@ class Pipeline:
 
         Raises InputError for a source that cannot be read or used, ResourceError when the target cannot be written.
         """
-        for file in work.tensors:
-            self._tensor_file(file, before_seal)
         with ThreadPoolExecutor(self._threads, thread_name_prefix="encode") as pool:
+            for file in work.tensors:
+                self._tensor_file(file, pool, before_seal)
             for bank in work.banks:
                 self._bank(bank, pool, before_seal)
         return self._written
 
     # -- trunk and draft
 
-    def _tensor_file(self, file: TensorFile, before_seal: Callable[[], None]) -> None:
+    def _tensor_file(self, file: TensorFile, pool: ThreadPoolExecutor, before_seal: Callable[[], None]) -> None:
         promised = self._promised(file)
         entries = [entry for entry, _ in promised]
         if self._is_sealed(file.name, file.nbytes) and len(promised) == len(file.items):
@@ -86,16 +89,23 @@ class Pipeline:
             kept = writer.verify_prefix(entries)
             for item, (_, digests) in zip(file.items[:kept], promised, strict=False):
                 self._done(item.source, digests, taken_over=True)
-            reader = TensorSource(self._checkpoint, self._block, self._config)
+            results = in_order(self._pieces(file.items[kept:]), pool, self._threads, _IN_WORK_BYTES)
             for index, item in enumerate(file.items[kept:], kept):
-                parts = reader.parts(item.spec, item.fmt, item.source)
-                entry = writer.append_parts(item.spec.name, item.fmt, item.spec.shape, parts)
-                digests = {item.source: reader.digest}
+                digests = {item.source: 0}
+                blob = _until_digest(results, item.source, digests)
+                entry = writer.append_parts(item.spec.name, item.fmt, item.spec.shape, blob)
                 self._journal.add_tensor(index, entry, digests)
                 self._done(item.source, digests, taken_over=False)
             before_seal()
             self._written.tensors += writer.seal()
         self._journal.add_sealed(file.name)
+
+    def _pieces(self, items: Sequence[TensorItem]) -> Iterator[Job[Bytes | int]]:
+        """The pieces of each item's blob, followed by the digest of its source, item after item."""
+        reader = TensorSource(self._checkpoint, self._block, self._config)
+        for item in items:
+            yield from reader.jobs(item.spec, item.fmt, item.source)
+            yield Job(0, partial(int, reader.digest))
 
     def _promised(self, file: TensorFile) -> list[tuple[TensorEntry, dict[str, int]]]:
         """The journal's entries of `file`, up to the first that is not what would be written there."""
@@ -123,7 +133,10 @@ class Pipeline:
             for _, digests in promised[:kept]:
                 for name, digest in digests.items():
                     self._done(name, {name: digest}, taken_over=True)
-            for expert, (blobs, digests) in self._encoded(bank, kept, pool):
+            nbytes = 8 * bank.layout.gate.rows * bank.layout.gate.cols + bank.layout.stride
+            jobs = (Job(nbytes, partial(self._expert, bank, expert)) for expert in range(kept, bank.experts))
+            encoded = in_order(jobs, pool, self._threads, _IN_WORK_BYTES)
+            for expert, (blobs, digests) in enumerate(encoded, kept):
                 record = writer.append(*blobs)
                 self._journal.add_record(bank.name, expert, record, digests)
                 for name, digest in digests.items():
@@ -132,29 +145,7 @@ class Pipeline:
             self._written.banks.append(writer.seal())
         self._journal.add_sealed(bank.name)
 
-    def _encoded(
-        self, bank: BankFile, begin: int, pool: ThreadPoolExecutor
-    ) -> Iterator[tuple[int, tuple[tuple[Bytes, Bytes, Bytes], dict[str, int]]]]:
-        """(expert, (blobs, source digests)) from `begin` on, in order, a bounded number ahead."""
-        matrix_bytes = 4 * bank.layout.gate.rows * bank.layout.gate.cols
-        ahead = max(1, min(self._threads, _IN_WORK_BYTES // (2 * matrix_bytes + bank.layout.stride)))
-        running: deque[tuple[int, Future[tuple[tuple[Bytes, Bytes, Bytes], dict[str, int]]]]] = deque()
-        waiting = iter(range(begin, bank.experts))
-        try:
-            while True:
-                for expert in waiting:
-                    running.append((expert, pool.submit(self._expert, bank, expert)))
-                    if len(running) >= ahead:
-                        break
-                if not running:
-                    return
-                expert, future = running.popleft()
-                yield expert, future.result()
-        finally:
-            for _, future in running:
-                future.cancel()
-
-    def _expert(self, bank: BankFile, expert: int) -> tuple[tuple[Bytes, Bytes, Bytes], dict[str, int]]:
+    def _expert(self, bank: BankFile, expert: int) -> Expert:
         reader = TensorSource(self._checkpoint, self._block, self._config)
         digests: dict[str, int] = {}
         blobs = []
@@ -178,3 +169,12 @@ class Pipeline:
         if source not in self._written.digests:
             self._advance(source_bytes(source, self._checkpoint.tensors), taken_over)
         self._written.digests.update(digests)
+
+
+def _until_digest(results: Iterator[Bytes | int], source: str, digests: dict[str, int]) -> Iterator[Bytes]:
+    """The pieces of one blob from `results`; the digest behind them goes into `digests` under `source`."""
+    for result in results:
+        if isinstance(result, int):
+            digests[source] = result
+            return
+        yield result

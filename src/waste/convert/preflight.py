@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,15 +11,15 @@ import numpy as np
 
 from waste import quant
 from waste.convert.check import Inventory, check_tensors
-from waste.convert.names import table_for
+from waste.convert.names import NameTable, table_for
 from waste.convert.options import ConvertOptions
 from waste.convert.source import Headers, Source, json_object, small_files, tensor_names
 from waste.convert.texts import container_texts
 from waste.convert.work import Work, work_for
 from waste.io.files import shown
 from waste.models.config import ModelConfig
+from waste.models.formats import Formats
 from waste.models.hf_config import CONFIG_FILE, GENERATION_FILE, from_hf, weight_block
-from waste.models.spec import Formats
 
 # Nominal rates, for the forecast only: a SATA drive or a fast network read and written in turn.
 _DRIVE_BYTES_PER_S = 500e6
@@ -60,8 +61,10 @@ class Prepared:
     """A checkpoint that was found convertible, with all that the conversion needs."""
 
     config: ModelConfig
+    formats: Formats
     block: tuple[int, int]
     headers: Headers
+    names: NameTable
     inventory: Inventory
     work: Work
     small: Mapping[str, bytes]  # files of the checkpoint
@@ -83,11 +86,12 @@ def prepare(source: Source, options: ConvertOptions) -> Prepared:
     block = weight_block(raw)
     texts, remarks = container_texts(small, source.directory, config.vocab_size)
     headers = source.headers()
-    work = work_for(config, options.formats, table_for(config.family, headers.tensors))
+    names = table_for(config.family, headers.tensors)
+    formats = options.formats()
+    work = work_for(config, formats, names)
     inventory = check_tensors(work, headers.tensors, block, source.label)
-    return Prepared(
-        config, block, headers, inventory, work, small, texts, (*notices, *remarks, *_remarks(headers, inventory))
-    )
+    notices = (*notices, *remarks, *_remarks(headers, inventory))
+    return Prepared(config, formats, block, headers, names, inventory, work, small, texts, notices)
 
 
 def _remarks(headers: Headers, inventory: Inventory) -> list[str]:
@@ -114,14 +118,16 @@ def with_local_headers(source: Source, prepared: Prepared) -> Prepared:
     return replace(prepared, headers=headers, inventory=inventory)
 
 
-def forecast(prepared: Prepared, options: ConvertOptions, threads: int, download: int, write: int) -> float:
+def forecast(prepared: Prepared, threads: int, download: int, write: int) -> float:
     """Seconds that a conversion will take, roughly: encoding as measured now, drives and network at nominal rates."""
-    trunk = sum(item.spec.rows * item.spec.cols for file in prepared.work.tensors for item in file.items)
-    experts = max(prepared.inventory.weights - trunk, 0)
-    # Gate, up and down have the same number of weights.
-    of_experts = (options.formats.gate, options.formats.up, options.formats.down)
-    seconds = {fmt: 1 / _encode_rate(fmt) for fmt in {options.trunk, *of_experts}}
-    encoding = trunk * seconds[options.trunk] + experts / 3 * sum(seconds[fmt] for fmt in of_experts) / threads
+    weights: Counter[str] = Counter()
+    for file in prepared.work.tensors:
+        for item in file.items:
+            weights[item.fmt] += item.spec.rows * item.spec.cols
+    for bank in prepared.work.banks:
+        for section in bank.layout.sections:
+            weights[section.fmt] += bank.experts * section.rows * section.cols
+    encoding = sum(count / _encode_rate(fmt) for fmt, count in weights.items()) / threads
     drives = (prepared.inventory.read_bytes + write) / _DRIVE_BYTES_PER_S
     return encoding + drives + download / _NETWORK_BYTES_PER_S
 

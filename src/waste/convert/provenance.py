@@ -16,11 +16,11 @@ from typing import Any
 
 from waste.container.layout import VERSION
 from waste.container.manifest import Manifest
-from waste.convert.options import ConvertOptions
 from waste.convert.source import Headers, Source, fingerprint
 from waste.errors import InputError, UsageError, WasteError
 from waste.io.checksum import Hasher, checksum, to_hex
 from waste.io.files import shown
+from waste.models.formats import Formats
 
 RESTART_HINT = "the same command with --restart discards what was done"
 
@@ -55,9 +55,7 @@ class Identity:
         }
 
 
-def identify(
-    source: Source, headers: Headers, small: Mapping[str, bytes], options: ConvertOptions, tool: str
-) -> Identity:
+def identify(source: Source, headers: Headers, small: Mapping[str, bytes], formats: Formats, tool: str) -> Identity:
     """The identity of converting `source`, whose weights must be here. `small`: the other files that are read."""
     files = []
     for name, nbytes in headers.files.items():
@@ -66,21 +64,19 @@ def identify(
     for name, data in small.items():
         mtime = (source.directory / name).stat().st_mtime_ns
         files.append(SourceFile(name, len(data), mtime, to_hex(checksum(data))))
-    return _identity(source, files, options, tool)
+    return _identity(source, files, formats, tool)
 
 
-def sketch(
-    source: Source, headers: Headers, small: Mapping[str, bytes], options: ConvertOptions, tool: str
-) -> Identity:
+def sketch(source: Source, headers: Headers, small: Mapping[str, bytes], formats: Formats, tool: str) -> Identity:
     """As `identify`, without looking at any file: fingerprints and times are zero. Its size is that of the real one."""
     sizes = {**headers.files, **{name: len(data) for name, data in small.items()}}
     files = [SourceFile(name, nbytes, 0, to_hex(0)) for name, nbytes in sizes.items()]
-    return _identity(source, files, options, tool)
+    return _identity(source, files, formats, tool)
 
 
-def _identity(source: Source, files: list[SourceFile], options: ConvertOptions, tool: str) -> Identity:
+def _identity(source: Source, files: list[SourceFile], formats: Formats, tool: str) -> Identity:
     about: dict[str, str | None] = {"source": source.kind, "name": source.name, "revision": source.revision}
-    return Identity(tool, options.recorded(), about, tuple(sorted(files, key=lambda file: file.name)))
+    return Identity(tool, formats.texts(), about, tuple(sorted(files, key=lambda file: file.name)))
 
 
 def refuse_changes(found: Mapping[str, Any], wanted: Identity) -> None:

@@ -128,7 +128,8 @@ def same_drive(one: Path, other: Path) -> bool:
 def refuse_too_small(directory: Path, needed: int, free: int) -> None:
     """ResourceError when `needed` bytes do not fit into `free`."""
     if needed > free:
+        smaller = f", or a smaller container: --size {free >> 20}MiB" if free >= 1 << 20 else ""
         raise ResourceError(
             f"{shown(directory)} needs {format_bytes(needed)}, {format_bytes(free)} are free there",
-            hint="free some space, choose another DST, or smaller formats: --experts wt2",
+            hint=f"free some space or choose another DST{smaller}",
         )

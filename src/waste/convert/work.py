@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from waste.container.layout import TRUNK_ALIGN, RecordLayout, align_up
 from waste.convert.names import NameTable
 from waste.models.config import ModelConfig
+from waste.models.formats import Formats
 from waste.models.spec import (
     DRAFT_FILE,
     TRUNK_FILE,
-    Formats,
     TensorSpec,
     bank_layers,
     bank_name,

@@ -27,15 +27,16 @@ FP8 = "F8_E4M3"
 SCALE_SUFFIX = "_scale_inv"
 
 _PLAIN = ("F32", "F16", "BF16", "F64")
-# Source bytes held at a time. Small enough to stay out of the way of a multi-gigabyte embedding,
-# large enough that reads are sequential.
-_CHUNK_BYTES = 16 << 20
+# Source bytes held at a time. Small enough that dozens of chunks can be in work at once, large enough that reads are
+# sequential.
+_CHUNK_BYTES = 4 << 20
 
 
 class RowStream:
     """One tensor, read once from first row to last, a few MiB at a time.
 
-    Iterating yields (begin, rows): rows is (n, cols) float32, the rows from `begin` on. A tensor
+    Iterating yields (begin, rows): rows is (n, cols) float32, the rows from `begin` on. Whoever has threads to spare
+    takes `chunks` instead, which reads, and has them call `values` of each. A tensor
     that is not 2-D is seen as shape[0] rows of all the rest, a scalar as 1 x 1. `digest` is the
     checksum of the source bytes (for FP8 followed by those of the scales), known after the last row.
     Form, scales and dtype are checked on creation: InputError, UnsupportedError as `load_f32`.
@@ -49,6 +50,7 @@ class RowStream:
         self._block = block
         self._hasher = Hasher()
         self._done = False
+        self.name = name
         self.shape = self._info.shape
         self.rows, self.cols = _as_matrix(self.shape)
         self._scale: F32Array | None = None
@@ -75,6 +77,11 @@ class RowStream:
         return self._hasher.value
 
     def __iter__(self) -> Iterator[tuple[int, F32Array]]:
+        for begin, end, raw in self.chunks():
+            yield begin, self.values(begin, end, raw)
+
+    def chunks(self) -> Iterator[tuple[int, int, Bytes]]:
+        """(begin, end, source bytes of the rows from `begin` to `end`), to the last row."""
         self._hasher = Hasher()
         self._done = False
         row_bytes = self._info.nbytes // self.rows if self.rows else 0
@@ -87,12 +94,13 @@ class RowStream:
                 else self._checkpoint.read(self._info.name)
             )
             self._hasher.update(raw)
-            yield begin, self._convert(raw, begin, end)
+            yield begin, end, raw
         if self._scale_bytes is not None:
             self._hasher.update(self._scale_bytes)
         self._done = True
 
-    def _convert(self, raw: Bytes, begin: int, end: int) -> F32Array:
+    def values(self, begin: int, end: int, raw: Bytes) -> F32Array:
+        """One of `chunks` as (end - begin, cols) float32; InputError for what is not finite. For any thread."""
         if self._info.dtype != FP8:
             values = _widen(raw, self._info.dtype).reshape(end - begin, self.cols)
             self._refuse_non_finite(values, begin, "holds")

@@ -12,18 +12,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from waste.container.layout import RecordLayout
 from waste.models.config import ModelConfig
-from waste.quant import get
 
 
 class Role(Enum):
-    """What a tensor is, which decides the formats it may be stored in."""
+    """What a tensor is, which decides the formats it may be stored in (`waste.models.formats`)."""
 
-    MATRIX = "matrix"  # the trunk format
-    TABLE = "table"  # embedding and head: the trunk format, but never below 8 bits
+    FIRST = "first"  # the attention of layer 0, all matrices that the next four name in other layers
+    KDA = "kda"  # q, k, v and o projections
+    KDA_GATE = "kda_gate"  # the low-rank pairs behind its decay (f) and its output gate (g)
+    MLA = "mla"  # all projections, kv_b as key rows and value rows
+    INDEXER = "indexer"  # queries; its small matrices are SMALL
+    DENSE = "dense"  # MLPs without a router; the draft layer's eh_proj, which every draft goes through too
+    SHARED = "shared"  # shared experts
+    TABLE = "table"  # embedding and head: never below 8 bits
     SMALL = "small"  # small sensitive matrices: bf16 (exact for BF16 releases), f32 in exact mode
     EXACT = "exact"  # f32: norms, router, hyper-connections, convolutions, decay, biases
+    EXPERT = "expert"  # routed experts, which have a format for each of gate, up and down
 
 
 class View(Enum):
@@ -54,75 +59,49 @@ class TensorSpec:
         return math.prod(self.shape[1:])
 
 
-@dataclass(frozen=True)
-class Formats:
-    """The number formats of a container: routed experts (gate, up, down) and trunk matrices."""
-
-    gate: str
-    up: str
-    down: str
-    trunk: str
-
-    def of(self, spec: TensorSpec) -> str:
-        """The format `spec` is stored in."""
-        match spec.role:
-            case Role.EXACT:
-                return "f32"
-            case Role.SMALL:
-                return "f32" if self.trunk == "f32" else "bf16"
-            case Role.TABLE:
-                return self.trunk if get(self.trunk).bits >= 8 else "q8"
-            case Role.MATRIX:
-                return self.trunk
-
-    def nbytes(self, spec: TensorSpec) -> int:
-        return get(self.of(spec)).nbytes(spec.rows, spec.cols)
-
-    def record(self, config: ModelConfig) -> RecordLayout:
-        """The record of one routed expert."""
-        return RecordLayout.of(self.gate, self.up, self.down, config.hidden_size, config.moe_intermediate_size)
-
-
 def _whole(name: str, shape: tuple[int, ...], role: Role) -> TensorSpec:
     return TensorSpec(name, shape, role, name, shape)
 
 
 def _attention(config: ModelConfig, layer: int, kind: str, indexed: bool) -> Iterator[TensorSpec]:
     at, d = f"layers.{layer}.self_attn.", config.hidden_size
+    kda, kda_gate, mla, indexer = Role.KDA, Role.KDA_GATE, Role.MLA, Role.INDEXER
+    if layer == 0:
+        kda = kda_gate = mla = indexer = Role.FIRST
     if kind == "kda":
         assert config.kda is not None
         n, dim, c, taps = config.kda.heads, config.kda.head_dim, config.kda.channels, config.kda.conv
         for part in "qkv":
-            yield _whole(f"{at}{part}_proj.weight", (c, d), Role.MATRIX)
+            yield _whole(f"{at}{part}_proj.weight", (c, d), kda)
             yield _whole(f"{at}{part}_conv1d.weight", (c, 1, taps), Role.EXACT)
         for part in "fg":
-            yield _whole(f"{at}{part}_a_proj.weight", (dim, d), Role.MATRIX)
-            yield _whole(f"{at}{part}_b_proj.weight", (c, dim), Role.MATRIX)
+            yield _whole(f"{at}{part}_a_proj.weight", (dim, d), kda_gate)
+            yield _whole(f"{at}{part}_b_proj.weight", (c, dim), kda_gate)
         yield _whole(f"{at}b_proj.weight", (n, d), Role.SMALL)
         yield _whole(f"{at}A_log", (n,), Role.EXACT)
         yield _whole(f"{at}dt_bias", (c,), Role.EXACT)
         yield _whole(f"{at}o_norm.weight", (dim,), Role.EXACT)
-        yield _whole(f"{at}o_proj.weight", (d, c), Role.MATRIX)
+        yield _whole(f"{at}o_proj.weight", (d, c), kda)
         return
     m = config.mla
     q_in = d if m.q_lora is None else m.q_lora
     if m.q_lora is None:
-        yield _whole(f"{at}q_proj.weight", (m.heads * (m.nope + m.rope), d), Role.MATRIX)
+        yield _whole(f"{at}q_proj.weight", (m.heads * (m.nope + m.rope), d), mla)
     else:
-        yield _whole(f"{at}q_a_proj.weight", (m.q_lora, d), Role.MATRIX)
+        yield _whole(f"{at}q_a_proj.weight", (m.q_lora, d), mla)
         yield _whole(f"{at}q_a_layernorm.weight", (m.q_lora,), Role.EXACT)
-        yield _whole(f"{at}q_b_proj.weight", (m.heads * (m.nope + m.rope), m.q_lora), Role.MATRIX)
-    yield _whole(f"{at}kv_a_proj_with_mqa.weight", (m.row, d), Role.MATRIX)
+        yield _whole(f"{at}q_b_proj.weight", (m.heads * (m.nope + m.rope), m.q_lora), mla)
+    yield _whole(f"{at}kv_a_proj_with_mqa.weight", (m.row, d), mla)
     yield _whole(f"{at}kv_a_layernorm.weight", (m.kv_lora,), Role.EXACT)
     kv_b, kv_b_shape = f"{at}kv_b_proj.weight", (m.heads * (m.nope + m.v), m.kv_lora)
-    yield TensorSpec(f"{at}k_up.weight", (m.heads * m.kv_lora, m.nope), Role.MATRIX, kv_b, kv_b_shape, View.KEY_UP)
-    yield TensorSpec(f"{at}v_up.weight", (m.heads * m.v, m.kv_lora), Role.MATRIX, kv_b, kv_b_shape, View.VALUE_UP)
-    yield _whole(f"{at}o_proj.weight", (d, m.heads * m.v), Role.MATRIX)
+    yield TensorSpec(f"{at}k_up.weight", (m.heads * m.kv_lora, m.nope), mla, kv_b, kv_b_shape, View.KEY_UP)
+    yield TensorSpec(f"{at}v_up.weight", (m.heads * m.v, m.kv_lora), mla, kv_b, kv_b_shape, View.VALUE_UP)
+    yield _whole(f"{at}o_proj.weight", (d, m.heads * m.v), mla)
     if not indexed:
         return
     ix, at = config.indexer, f"{at}indexer."
     assert ix is not None
-    yield _whole(f"{at}wq_b.weight", (ix.heads * ix.head_dim, q_in), Role.MATRIX)
+    yield _whole(f"{at}wq_b.weight", (ix.heads * ix.head_dim, q_in), indexer)
     yield _whole(f"{at}wk.weight", (ix.head_dim, d), Role.SMALL)
     yield _whole(f"{at}k_norm.weight", (ix.head_dim,), Role.EXACT)
     yield _whole(f"{at}k_norm.bias", (ix.head_dim,), Role.EXACT)
@@ -134,16 +113,16 @@ def _attention(config: ModelConfig, layer: int, kind: str, indexed: bool) -> Ite
 
 def _feed_forward(config: ModelConfig, layer: int, kind: str) -> Iterator[TensorSpec]:
     at, d = f"layers.{layer}.mlp.", config.hidden_size
-    width = config.intermediate_size
+    width, role = config.intermediate_size, Role.DENSE
     if kind == "moe":
         yield _whole(f"{at}gate.weight", (config.router.experts, d), Role.EXACT)
         yield _whole(f"{at}gate.e_score_correction_bias", (config.router.experts,), Role.EXACT)
         if config.shared_experts == 0:
             return
-        at, width = f"{at}shared_experts.", config.shared_experts * config.moe_intermediate_size
-    yield _whole(f"{at}gate_proj.weight", (width, d), Role.MATRIX)
-    yield _whole(f"{at}up_proj.weight", (width, d), Role.MATRIX)
-    yield _whole(f"{at}down_proj.weight", (d, width), Role.MATRIX)
+        at, width, role = f"{at}shared_experts.", config.shared_experts * config.moe_intermediate_size, Role.SHARED
+    yield _whole(f"{at}gate_proj.weight", (width, d), role)
+    yield _whole(f"{at}up_proj.weight", (width, d), role)
+    yield _whole(f"{at}down_proj.weight", (d, width), role)
 
 
 def trunk_specs(config: ModelConfig) -> list[TensorSpec]:
@@ -175,7 +154,7 @@ def draft_specs(config: ModelConfig) -> list[TensorSpec]:
     i, d = config.num_layers, config.hidden_size
     at = f"layers.{i}."
     specs = [_whole(f"{at}{n}.weight", (d,), Role.EXACT) for n in ("enorm", "hnorm", "shared_head.norm")]
-    specs.append(_whole(f"{at}eh_proj.weight", (d, 2 * d), Role.MATRIX))
+    specs.append(_whole(f"{at}eh_proj.weight", (d, 2 * d), Role.DENSE))
     specs.append(_whole(f"{at}input_layernorm.weight", (d,), Role.EXACT))
     specs.append(_whole(f"{at}post_attention_layernorm.weight", (d,), Role.EXACT))
     specs += _attention(config, i, "mla", config.indexer is not None)
@@ -192,9 +171,9 @@ def expert_sources(config: ModelConfig, layer: int, expert: int) -> tuple[Tensor
     """gate (F, D), up (F, D) and down (D, F) of one routed expert, as a release names them."""
     at, d, f = f"layers.{layer}.mlp.experts.{expert}.", config.hidden_size, config.moe_intermediate_size
     return (
-        _whole(f"{at}gate_proj.weight", (f, d), Role.MATRIX),
-        _whole(f"{at}up_proj.weight", (f, d), Role.MATRIX),
-        _whole(f"{at}down_proj.weight", (d, f), Role.MATRIX),
+        _whole(f"{at}gate_proj.weight", (f, d), Role.EXPERT),
+        _whole(f"{at}up_proj.weight", (f, d), Role.EXPERT),
+        _whole(f"{at}down_proj.weight", (d, f), Role.EXPERT),
     )
 
 

@@ -8,14 +8,15 @@ to expect that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from waste.container.manifest import Manifest
-from waste.errors import InputError
+from waste.errors import InputError, UsageError
 from waste.models.config import ModelConfig
+from waste.models.formats import Formats
 from waste.models.spec import (
     DRAFT_FILE,
     TRUNK_FILE,
-    Formats,
     TensorSpec,
     bank_layers,
     bank_name,
@@ -23,14 +24,14 @@ from waste.models.spec import (
     trunk_specs,
 )
 
-_ROLES = ("gate", "up", "down", "trunk")
+_CLASSES = tuple(field.name for field in fields(Formats))
 
 
 def stored_config(manifest: Manifest) -> ModelConfig:
     """The config of the model that `manifest` describes.
 
     Raises InputError when the config cannot be read (see `ModelConfig.from_json`), or when tensors, banks, formats or
-    stop ids are not exactly those of such a model; UsageError for a number format that is unknown here.
+    stop ids are not exactly those of such a model.
     """
     config = ModelConfig.from_json(manifest.config)
     for problem in _problems(manifest, config):
@@ -43,10 +44,14 @@ def _problems(manifest: Manifest, config: ModelConfig) -> Iterator[str]:
         yield f"architecture is {manifest.architecture!r}, the config's family {config.family!r}"
     if manifest.stop_ids != config.eos_token_ids:
         yield f"stop ids are {list(manifest.stop_ids)}, the config's {list(config.eos_token_ids)}"
-    if sorted(manifest.formats) != sorted(_ROLES):
-        yield f"formats are given for {', '.join(sorted(manifest.formats)) or 'nothing'}, not for {', '.join(_ROLES)}"
+    if sorted(manifest.formats) != sorted(_CLASSES):
+        yield f"formats are given for {', '.join(sorted(manifest.formats)) or 'nothing'}, not for {', '.join(_CLASSES)}"
         return
-    formats = Formats(**manifest.formats)
+    try:
+        formats = Formats(**manifest.formats)
+    except UsageError as error:
+        yield error.message
+        return
     for file, specs in ((TRUNK_FILE, trunk_specs(config)), (DRAFT_FILE, draft_specs(config))):
         yield from _tensor_problems(manifest, file, specs, formats)
     others = set(manifest.tensor_files()) - {TRUNK_FILE, DRAFT_FILE}

@@ -13,7 +13,8 @@ from waste.container.manifest import Manifest
 from waste.errors import ResourceError
 from waste.kvcache.state import bytes_per_token, kda_bytes
 from waste.models.config import ModelConfig
-from waste.models.spec import TRUNK_FILE, Formats, TensorSpec, bank_layers, draft_specs, trunk_specs
+from waste.models.formats import Formats
+from waste.models.spec import TRUNK_FILE, TensorSpec, bank_layers, draft_specs, trunk_specs
 from waste.units import format_bytes
 
 # A budget is never more than 72 % of the memory that is free: field runs were healthy there and eight
