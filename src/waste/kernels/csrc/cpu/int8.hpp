@@ -25,21 +25,23 @@ constexpr std::size_t FEW = 4; // most vectors that one strip is multiplied with
 // Most vectors of one call of `many`: their sums take 8 KB for each strip and stay in the first-level cache.
 constexpr std::size_t MANY = 128;
 
+constexpr std::size_t PACKED = 16; // vectors that are rearranged together
+
 struct Int8Kernels {
-  // out (tokens, 16) = strip times each of `tokens` <= FEW vectors.
-  void (*few)(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
-              float *out);
+  // out (strips, tokens, 16) = neighbouring strips times each of `tokens` <= FEW vectors.
+  void (*few)(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,
+              std::size_t tokens, float *out);
 
   // The same for up to MANY vectors and `strips` <= `together` neighbouring strips: out (strips, tokens, 16). Decodes
   // each group once. `packed` comes from `pack`, where there is one.
   void (*many)(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,
                const void *packed, std::size_t tokens, float *out);
   std::size_t together;
-  std::size_t many_from; // vectors from which `many` is faster than `few`
+  std::size_t many_from; // vectors from which `many` is faster than `few`, at most FEW + 1
 
-  // Vectors rearranged for `many`; null where it takes them as they are.
+  // Vectors rearranged for `many`, PACKED at a time, those from `first` on; null where it takes them as they are.
   std::size_t (*packed_bytes)(std::size_t groups, std::size_t tokens);
-  void (*pack)(const Int8Vector *x, std::size_t groups, std::size_t tokens, void *packed);
+  void (*pack)(const Int8Vector *x, std::size_t groups, std::size_t tokens, std::size_t first, void *packed);
 };
 
 extern const Int8Kernels INT8_PORTABLE;

@@ -6,9 +6,9 @@
 
 namespace {
 
-constexpr std::size_t ROWS = 16;                  // of a tile
-constexpr std::size_t HALF = ROWS * VECTOR;       // bytes of an A or B tile: half a group
-constexpr std::size_t TILE_BYTES = 2 * HALF;      // of a group
+constexpr std::size_t ROWS = PACKED;         // of a tile
+constexpr std::size_t HALF = ROWS * VECTOR;  // bytes of an A or B tile: half a group
+constexpr std::size_t TILE_BYTES = 2 * HALF; // of a group
 constexpr std::size_t STRIPS = 2;
 
 struct alignas(64) TileConfig {
@@ -28,27 +28,27 @@ WASTE_INLINE void configure() {
   _tile_loadconfig(&config);
 }
 
-constexpr std::size_t tiles(std::size_t tokens) { return (tokens + ROWS - 1) / ROWS; }
+constexpr std::size_t tiles(std::size_t tokens) { return ceil_div(tokens, ROWS); }
 
 // Per group: the A tiles of all vectors, then their scales. Missing vectors of the last tile are zero.
 constexpr std::size_t group_size(std::size_t tokens) { return tiles(tokens) * (TILE_BYTES + ROWS * sizeof(float)); }
 
 static std::size_t packed_bytes(std::size_t groups, std::size_t tokens) { return groups * group_size(tokens); }
 
-static void pack(const Int8Vector *x, std::size_t groups, std::size_t tokens, void *packed) {
-  const std::size_t count = tiles(tokens) * ROWS;
-  for (std::size_t g = 0; g < groups; ++g) {
-    std::uint8_t *to = static_cast<std::uint8_t *>(packed) + g * group_size(tokens);
-    std::uint8_t *scales = to + tiles(tokens) * TILE_BYTES;
-    for (std::size_t i = 0; i < count; ++i) {
-      const bool there = i < tokens;
-      const V low = there ? _mm512_loadu_si512(x[i].codes + g * GROUP) : _mm512_setzero_si512();
-      const V high = there ? _mm512_loadu_si512(x[i].codes + g * GROUP + VECTOR) : _mm512_setzero_si512();
-      std::uint8_t *row = to + i / ROWS * TILE_BYTES + i % ROWS * VECTOR;
-      _mm512_storeu_si512(row, low);
-      _mm512_storeu_si512(row + HALF, high);
-      const float scale = there ? x[i].scales[g] : 0.0f;
-      __builtin_memcpy(scales + i * sizeof(float), &scale, sizeof scale);
+// One token after the other: reads run along a row, and writes never meet in one set of the cache.
+static void pack(const Int8Vector *x, std::size_t groups, std::size_t tokens, std::size_t first, void *packed) {
+  const std::size_t size = group_size(tokens), scales = tiles(tokens) * TILE_BYTES + first * sizeof(float);
+  std::uint8_t *tile = static_cast<std::uint8_t *>(packed) + first / ROWS * TILE_BYTES;
+  for (std::size_t i = 0; i < ROWS; ++i) {
+    const bool there = first + i < tokens;
+    for (std::size_t g = 0; g < groups; ++g) {
+      const std::int8_t *codes = there ? x[first + i].codes + g * GROUP : nullptr;
+      std::uint8_t *row = tile + g * size + i * VECTOR;
+      _mm512_storeu_si512(row, there ? _mm512_loadu_si512(codes) : _mm512_setzero_si512());
+      _mm512_storeu_si512(row + HALF, there ? _mm512_loadu_si512(codes + VECTOR) : _mm512_setzero_si512());
+      const float scale = there ? x[first + i].scales[g] : 0.0f;
+      __builtin_memcpy(static_cast<std::uint8_t *>(packed) + g * size + scales + i * sizeof(float), &scale,
+                       sizeof scale);
     }
   }
 }
@@ -74,13 +74,14 @@ template <Format FORMAT>
 static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t groups, const void *packed,
                     std::size_t tokens, float *out) {
   const Tables t = tables<FORMAT, true>();
-  const std::uint8_t *second = strip + (strips - 1) * groups * group_bytes(FORMAT);
+  const std::size_t bytes = groups * group_bytes(FORMAT), count_tiles = tiles(tokens);
+  const std::uint8_t *second = strip + (strips - 1) * bytes;
   float *out2 = out + (strips - 1) * tokens * STRIP;
   __builtin_memset(out, 0, strips * tokens * STRIP * sizeof(float));
   alignas(64) std::int8_t weights[STRIPS][TILE_BYTES];
   alignas(64) std::int32_t sums[2][STRIPS][ROWS * STRIP];
   const auto decode = [&](const std::uint8_t *from, std::int8_t *to) __attribute__((always_inline)) {
-    each_quad<FORMAT, true>(from + SCALES, t, [&](std::size_t j, V v) __attribute__((always_inline)) {
+    each_quad<FORMAT, true, false>(from + SCALES, t, [&](std::size_t j, V v) __attribute__((always_inline)) {
       _mm512_store_si512(to + j * VECTOR, v);
     });
   };
@@ -89,6 +90,12 @@ static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t g
     const std::uint8_t *from = strip + g * group_bytes(FORMAT), *from2 = second + g * group_bytes(FORMAT);
     const std::uint8_t *a = static_cast<const std::uint8_t *>(packed) + g * group_size(tokens);
     const float *scales = reinterpret_cast<const float *>(a + tiles(tokens) * TILE_BYTES);
+    // The next group's bytes are asked for a few lines at a time, beside the products: all at once they would have to
+    // wait for each other. After the last group come the next two strips.
+    const std::uint8_t *next = g + 1 < groups ? from + group_bytes(FORMAT) : second + bytes;
+    const std::uint8_t *next2 = g + 1 < groups ? from2 + group_bytes(FORMAT) : second + 2 * bytes;
+    const std::size_t lines = ceil_div(group_bytes(FORMAT), VECTOR) * strips, each = ceil_div(lines, count_tiles);
+    std::size_t line = 0;
     decode(from, weights[0]);
     _tile_loadd(4, weights[0], VECTOR);
     _tile_loadd(5, weights[0] + HALF, VECTOR);
@@ -100,6 +107,9 @@ static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t g
     }
     for (std::size_t i = 0, which = 0; i < tokens; i += ROWS, a += TILE_BYTES, which ^= 1) {
       const std::size_t count = tokens - i < ROWS ? tokens - i : ROWS;
+      for (const std::size_t until = line + each; line < until; ++line) {
+        _mm_prefetch(reinterpret_cast<const char *>((line % 2 == 0 ? next : next2) + line / 2 * VECTOR), _MM_HINT_T0);
+      }
       _tile_zero(0);
       _tile_loadd(2, a, VECTOR);
       _tile_loadd(3, a + HALF, VECTOR);

@@ -264,8 +264,8 @@ static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vec
   }
 }
 
-static void few(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
-                float *out) {
+static void few_strip(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x,
+                      std::size_t tokens, float *out) {
   switch (format) {
   case Format::wt2:
     return few_format<Format::wt2>(strip, groups, x, tokens, out);
@@ -279,6 +279,13 @@ static void few(Format format, const std::uint8_t *strip, std::size_t groups, co
     return few_format<Format::q6>(strip, groups, x, tokens, out);
   default:
     return few_format<Format::q8>(strip, groups, x, tokens, out);
+  }
+}
+
+static void few(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,
+                std::size_t tokens, float *out) {
+  for (std::size_t s = 0; s < strips; ++s) {
+    few_strip(format, strip + s * groups * group_bytes(format), groups, x, tokens, out + s * tokens * STRIP);
   }
 }
 

@@ -46,11 +46,18 @@ void strip_times(Format format, const std::uint8_t *strip, std::size_t groups, c
   }
 }
 
-void strips_times(Format format, const std::uint8_t *strip, std::size_t, std::size_t groups, const Int8Vector *x,
+void few(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,
+         std::size_t tokens, float *out) {
+  for (std::size_t s = 0; s < strips; ++s) {
+    strip_times(format, strip + s * groups * group_bytes(format), groups, x, tokens, out + s * tokens * STRIP);
+  }
+}
+
+void many(Format format, const std::uint8_t *strip, std::size_t, std::size_t groups, const Int8Vector *x,
                   const void *, std::size_t tokens, float *out) {
   strip_times(format, strip, groups, x, tokens, out);
 }
 
 } // namespace
 
-const waste::Int8Kernels waste::INT8_PORTABLE = {strip_times, strips_times, 1, FEW + 1, nullptr, nullptr};
+const waste::Int8Kernels waste::INT8_PORTABLE = {few, many, 1, FEW + 1, nullptr, nullptr};

@@ -116,7 +116,7 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
   std::int32_t *chosen = stage.array<std::int32_t>(most);
   Int8Vector *vectors = stage.array<Int8Vector>(most);
   struct Pack {
-    std::size_t product, first, tokens;
+    std::size_t product, run, first; // `first` counts from the start of the run
   };
   std::size_t *firsts = stage.array<std::size_t>(products.size());
   std::size_t count = 0, packs = 0, last = products.size();
@@ -134,7 +134,7 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
     for (std::size_t t = 0; t < p.tokens; ++t) {
       chosen[count++] = static_cast<std::int32_t>(sources.index({p.x[t], p.w->cols, rotated(p.w->format), {}}));
     }
-    packs += ceil_div(p.tokens, MANY);
+    packs += ceil_div(p.tokens, PACKED);
   }
   std::size_t bytes = 0, work = 0;
   for (std::size_t i = 0; i < sources.count(); ++i) {
@@ -179,60 +179,61 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
     if (kernels.pack != nullptr && is_many(kernels, p.tokens)) {
       inputs[i].packed_run = Block::rounded(kernels.packed_bytes(p.w->groups(), MANY));
       inputs[i].packed = block.take<std::byte>(ceil_div(p.tokens, MANY) * inputs[i].packed_run);
-      for (std::size_t t = 0; t < p.tokens; t += MANY) {
-        todo[runs++] = {i, t, std::min(MANY, p.tokens - t)};
+      for (std::size_t t = 0; t < p.tokens; t += PACKED) {
+        todo[runs++] = {i, t / MANY * MANY, t % MANY};
       }
       moved += p.tokens * p.w->cols / 8;
     }
   }
   stage.parallel(runs, moved, [&](std::size_t i, std::size_t) {
-    const Pack &run = todo[i];
-    const Inputs &in = inputs[run.product];
-    kernels.pack(in.x + run.first, products[run.product].w->groups(), run.tokens,
-                 in.packed + run.first / MANY * in.packed_run);
+    const Pack &part = todo[i];
+    const Product &p = products[part.product];
+    const Inputs &in = inputs[part.product];
+    kernels.pack(in.x + part.run, p.w->groups(), std::min(MANY, p.tokens - part.run), part.first,
+                 in.packed + part.run / MANY * in.packed_run);
   });
   return inputs;
 }
 
+// Most blocks whose sums are held back, so that each vector's output is written in pieces of 512 bytes: vectors lie a
+// power of two apart as a rule, and single lines of all of them fall into the same few sets of the cache.
+constexpr std::size_t HELD = 8;
+
 // Rows of blocks `begin` to `end` of a product of a strip format, for `count` vectors from `token` on.
 void multiply_strips(const Int8Kernels &kernels, const Product &p, const Inputs &in, std::size_t begin,
                      std::size_t end, std::size_t token, std::size_t count) {
-  alignas(64) float out[2 * MANY * STRIP];
+  alignas(64) float out[HELD * MANY * STRIP]; // 64 KiB
   const std::size_t groups = p.w->groups();
-  const auto give = [&](std::size_t block, std::size_t first, std::size_t vectors, const float *from) {
-    const std::size_t base = block * STRIP, top = std::max(base, p.begin), bottom = std::min(base + STRIP, p.end);
-    for (std::size_t t = 0; t < vectors; ++t) {
-      std::memcpy(p.y[token + first + t] + (top - p.begin), from + t * STRIP + (top - base),
-                  (bottom - top) * sizeof(float));
-    }
-  };
-  if (!is_many(kernels, p.tokens)) {
-    for (std::size_t b = begin; b < end; ++b) {
-      for (std::size_t t = 0; t < count; t += FEW) {
-        const std::size_t vectors = std::min(FEW, count - t);
-        kernels.few(p.w->format, p.w->strip(b), groups, in.x + token + t, vectors, out);
-        give(b, t, vectors, out);
-      }
-    }
-    return;
-  }
   const void *packed = in.packed == nullptr ? nullptr : in.packed + token / MANY * in.packed_run;
-  for (std::size_t b = begin; b < end; b += kernels.together) {
-    const std::size_t strips = std::min(kernels.together, end - b);
-    kernels.many(p.w->format, p.w->strip(b), strips, groups, in.x + token, packed, count, out);
-    for (std::size_t s = 0; s < strips; ++s) {
-      give(b + s, 0, count, out + s * count * STRIP);
+  for (std::size_t first = begin; first < end; first += HELD) {
+    const std::size_t blocks = std::min(HELD, end - first);
+    const bool many = is_many(kernels, p.tokens);
+    for (std::size_t b = 0; many && b < blocks; b += kernels.together) {
+      kernels.many(p.w->format, p.w->strip(first + b), std::min(kernels.together, blocks - b), groups, in.x + token,
+                   packed, count, out + b * count * STRIP);
+    }
+    if (!many) { // then count <= FEW
+      kernels.few(p.w->format, p.w->strip(first), blocks, groups, in.x + token, count, out);
+    }
+    for (std::size_t t = 0; t < count; ++t) {
+      for (std::size_t b = 0; b < blocks; ++b) {
+        const std::size_t base = (first + b) * STRIP, top = std::max(base, p.begin);
+        const std::size_t bottom = std::min(base + STRIP, p.end);
+        std::memcpy(p.y[token + t] + (top - p.begin), out + (b * count + t) * STRIP + (top - base),
+                    (bottom - top) * sizeof(float));
+      }
     }
   }
 }
 
-Cut cut(const Product &p, const Int8Kernels &kernels) {
+Cut cut(const Product &p, const Int8Kernels &kernels, std::size_t threads) {
   const bool int8 = strips(p.w->format);
   const std::size_t tokens = int8 ? MANY : TOKENS, item = int8 ? ITEM_INT8 : ITEM;
   const std::size_t blocks = ceil_div(p.end, STRIP) - p.begin / STRIP;
   std::size_t per = std::max<std::size_t>(1, item / (STRIP * p.w->cols * std::clamp<std::size_t>(p.tokens, 1, tokens)));
   if (int8 && is_many(kernels, p.tokens)) {
-    per = ceil_div(per, kernels.together) * kernels.together;
+    // As many as are held together, if that leaves a few items for every thread.
+    per = blocks >= 4 * HELD * threads ? HELD : ceil_div(per, kernels.together) * kernels.together;
   }
   return {0, per, ceil_div(blocks, per), tokens};
 }
@@ -248,7 +249,7 @@ void multiply(Stage &stage, std::span<const Product> products) {
     const Product &p = products[i];
     cuts[i] = Cut{items, 1, 1, TOKENS};
     if (p.tokens > 0 && p.begin < p.end) {
-      cuts[i] = cut(p, kernels);
+      cuts[i] = cut(p, kernels, stage.threads());
       cuts[i].first = items;
       items += cuts[i].runs * ceil_div(p.tokens, cuts[i].tokens);
       work += (p.end - p.begin) * p.w->cols * p.tokens / (strips(p.w->format) ? 4 : 1);
