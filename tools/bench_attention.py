@@ -131,7 +131,7 @@ def mla(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int]) -
         offsets = np.array([0, 0 if positions is None else len(positions)], np.int64)
         _cpu.mla_attend(
             pool, q.ctypes.data, cache.ctypes.data, start, 0 if positions is None else positions.ctypes.data,
-            offsets.ctypes.data, v_up, o, scale, 1, 1, HEADS, LATENT, ROPE, 1, out.ctypes.data,
+            offsets.ctypes.data, 1, out.ctypes.data, v_up, o, scale, 1, HEADS, LATENT, ROPE, 1,
         )  # fmt: skip
 
     def theirs(keys: torch.Tensor) -> None:
@@ -166,9 +166,10 @@ def index(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int])
 
     def ours(tokens: int) -> None:
         _cpu.index(
-            pool, x.ctypes.data, x.ctypes.data, wq_b, wk, proj, gate, norm.ctypes.data, bias.ctypes.data,
-            ape.ctypes.data, 0, 0, 1e-6, 1, dim, dim, INDEX_HEADS, INDEX_DIM, POOL, KEEP, keys.ctypes.data,
-            open_keys.ctypes.data, open_gates.ctypes.data, tokens - 1, positions.ctypes.data, offsets.ctypes.data,
+            pool, x.ctypes.data, x.ctypes.data, tokens - 1, 1, keys.ctypes.data, open_keys.ctypes.data,
+            open_gates.ctypes.data, positions.ctypes.data, offsets.ctypes.data, wq_b, wk, proj, gate,
+            norm.ctypes.data, bias.ctypes.data, ape.ctypes.data, 0, 0, 1e-6, dim, dim, INDEX_HEADS, INDEX_DIM, POOL,
+            KEEP,
         )  # fmt: skip
 
     def theirs(pools: int) -> None:
