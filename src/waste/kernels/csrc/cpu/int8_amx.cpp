@@ -17,15 +17,32 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-WASTE_INLINE void configure() {
-  TileConfig config;
+// GCC 12 believes that these instructions touch 8 bytes of a configuration, not 64: it would drop the stores to the
+// others, or what they were loaded with.
+WASTE_INLINE void load_config(const TileConfig &config) {
+  __asm__ volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+// Gives all tiles their shape and returns the one they had: some libraries configure a thread once and for all.
+WASTE_INLINE TileConfig configure() {
+  TileConfig before, config;
+  _tile_storeconfig(&before);
+  __asm__ volatile("" : : "r"(&before) : "memory");
   for (int i = 0; i < 8; ++i) {
     config.bytes[i] = VECTOR;
     config.rows[i] = ROWS;
   }
-  // GCC 12 believes that the instruction reads 8 bytes and drops the stores to the others.
-  __asm__ volatile("" : : "r"(&config) : "memory");
-  _tile_loadconfig(&config);
+  load_config(config);
+  return before;
+}
+
+WASTE_INLINE void restore(const TileConfig &before) {
+  if (before.palette != 0) {
+    load_config(before);
+  } else {
+    _tile_release();
+  }
 }
 
 constexpr std::size_t tiles(std::size_t tokens) { return ceil_div(tokens, ROWS); }
@@ -85,7 +102,7 @@ static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t g
       _mm512_store_si512(to + j * VECTOR, v);
     });
   };
-  configure();
+  const TileConfig before = configure();
   for (std::size_t g = 0; g < groups; ++g) {
     const std::uint8_t *from = strip + g * group_bytes(FORMAT), *from2 = second + g * group_bytes(FORMAT);
     const std::uint8_t *a = static_cast<const std::uint8_t *>(packed) + g * group_size(tokens);
@@ -128,7 +145,7 @@ static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t g
       }
     }
   }
-  _tile_release();
+  restore(before);
 }
 
 static void many(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *,
