@@ -124,15 +124,16 @@ def mla(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int]) -
     v_up, o = weight(HEADS, LATENT), weight(1, HEADS)
     cache = rng.standard_normal((max(contexts), row), np.float32)
     q = rng.standard_normal((HEADS, row), np.float32)
-    out, scale = np.empty(1, np.float32), 0.05
+    scale, none = 0.05, weight(1, 1)
+    layer = _cpu.MlaLayer(
+        q_a=None, q_a_norm=0, q_b=none, kv_a=none, kv_a_norm=0, k_up=none, v_up=v_up, o=o, latent_eps=0.0, scale=scale,
+        inv_freq=0, dim=1, heads=HEADS, kv_lora=LATENT, nope=0, rope=ROPE, v=1,
+    )  # fmt: skip
     rows_t, q_t = torch.from_numpy(cache), torch.from_numpy(q)
 
     def attend(start: int, positions: npt.NDArray[np.int32] | None) -> None:
-        offsets = np.array([0, 0 if positions is None else len(positions)], np.int64)
-        _cpu.mla_attend(
-            pool, q.ctypes.data, cache.ctypes.data, start, 0 if positions is None else positions.ctypes.data,
-            offsets.ctypes.data, 1, out.ctypes.data, v_up, o, scale, 1, HEADS, LATENT, ROPE, 1,
-        )  # fmt: skip
+        offsets = None if positions is None else np.array([0, len(positions)], np.int64)
+        _cpu.mla_attend(pool, q[None], cache, start, positions, offsets, layer)
 
     def theirs(keys: torch.Tensor) -> None:
         torch.softmax((q_t * scale) @ keys.T, -1) @ keys[:, :LATENT]
@@ -159,18 +160,16 @@ def index(pool: Any, rng: np.random.Generator, rounds: int, contexts: list[int])
     ape = ape.astype(np.float32)
     keys = rng.standard_normal((max(contexts) // POOL, INDEX_DIM), np.float32)
     open_keys, open_gates = np.zeros((2, POOL, INDEX_DIM), np.float32)
-    x = np.ones(dim, np.float32)
-    positions = np.empty(KEEP * POOL + POOL, np.int32)
-    offsets = np.array([0, len(positions)], np.int64)
+    x = np.ones((1, dim), np.float32)
     q_t, w_t, keys_t = torch.randn(INDEX_HEADS, INDEX_DIM), torch.randn(INDEX_HEADS), torch.from_numpy(keys)
+    indexer = _cpu.Indexer(
+        wq_b=wq_b, wk=wk, proj=proj, gate=gate, norm=norm.ctypes.data, norm_bias=bias.ctypes.data,
+        ape=ape.ctypes.data, inv_freq=0, rotary=0, norm_eps=1e-6, dim=dim, q_lora=dim, heads=INDEX_HEADS,
+        head_dim=INDEX_DIM, pool=POOL, keep=KEEP,
+    )  # fmt: skip
 
     def ours(tokens: int) -> None:
-        _cpu.index(
-            pool, x.ctypes.data, x.ctypes.data, tokens - 1, 1, keys.ctypes.data, open_keys.ctypes.data,
-            open_gates.ctypes.data, positions.ctypes.data, offsets.ctypes.data, wq_b, wk, proj, gate,
-            norm.ctypes.data, bias.ctypes.data, ape.ctypes.data, 0, 0, 1e-6, dim, dim, INDEX_HEADS, INDEX_DIM, POOL,
-            KEEP,
-        )  # fmt: skip
+        _cpu.index(pool, x, x, tokens - 1, keys, open_keys, open_gates, indexer)
 
     def theirs(pools: int) -> None:
         score = w_t @ torch.relu(q_t @ keys_t[:pools].T)

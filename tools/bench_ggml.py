@@ -61,7 +61,7 @@ class Arm:
     kernel: str  # kind of memory for ggml, "waste" for ours
     bits: float
     decoded: F32Array
-    multiply: Callable[[int, int], None]
+    multiply: Callable[[int, int], object]
     result: Callable[[int, int], F32Array]
     spent: dict[int, list[float]] = field(default_factory=lambda: {tokens: [] for tokens in TOKENS})
 
@@ -77,12 +77,12 @@ def our_arm(name: str, dense: F32Array, x: F32Array, megabytes: int) -> Arm:
     memory[:] = blob
     weights = [_cpu.Weight(copy.ctypes.data, fmt.code, ROWS, COLS, copy) for copy in memory]
     pool = _cpu.Pool(1)
-    y = np.empty((max(TOKENS), ROWS), np.float32)
+    inputs = {tokens: x[:tokens] for tokens in TOKENS}
 
-    def multiply(copy: int, tokens: int) -> None:
-        _cpu.linear(pool, x.ctypes.data, weights[copy % len(weights)], y.ctypes.data, tokens)
+    def multiply(copy: int, tokens: int) -> F32Array:
+        return _cpu.linear(pool, inputs[tokens], weights[copy % len(weights)])
 
-    return Arm(name, "waste", fmt.bits, fmt.decode(blob, ROWS, COLS), multiply, lambda _, tokens: y[:tokens].copy())
+    return Arm(name, "waste", fmt.bits, fmt.decode(blob, ROWS, COLS), multiply, multiply)
 
 
 def ggml_arms(backend: Backend, quantiser: Quantiser, name: str, dense: F32Array, x: F32Array, mb: int) -> list[Arm]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from bench_model import Model, Overhead, bench_model, overhead
 from limits import Arena, best_ahead, cache_levels, description, huge_bytes, read_rate, shared_read_rate
 from stopwatch import Spread, seconds
@@ -74,15 +76,22 @@ class Bench:
         self.ahead = best_ahead(arena)
         self.one, self.two = _cpu.Pool(1), _cpu.Pool(2)
         rng = np.random.default_rng(1)
-        self.x = rng.standard_normal((max(FITTED), HIDDEN), np.float32)
-        self.y = np.empty((max(FITTED), HIDDEN), np.float32)
+        self.x = rng.standard_normal(max(FITTED) * HIDDEN, np.float32)
+        self.inputs: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
 
     def linear(self, pool: _cpu.Pool, weight: _cpu.Weight, tokens: int = 1) -> None:
-        _cpu.linear(pool, self.x.ctypes.data, weight, self.y.ctypes.data, tokens)
+        _cpu.linear(pool, self._input(tokens, weight.cols), weight)
 
     def mlp(self, pool: _cpu.Pool, weights: Sequence[_cpu.Weight], tokens: int) -> None:
         gate, up, down = weights
-        _cpu.mlp(pool, self.x.ctypes.data, self.y.ctypes.data, tokens, 10.0, gate, up, down)
+        _cpu.mlp(pool, self._input(tokens, gate.cols), _cpu.Mlp(gate, up, down), 10.0)
+
+    def _input(self, *shape: int) -> npt.NDArray[np.float32]:
+        """(tokens, columns) of the shared numbers; a view, made once."""
+        known = self.inputs.get(shape)
+        if known is None:
+            known = self.inputs[shape] = self.x[: math.prod(shape)].reshape(shape)
+        return known
 
     def expert(self, fmt: str) -> list[_cpu.Weight]:
         """The next expert of the arena."""

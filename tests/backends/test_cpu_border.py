@@ -46,6 +46,7 @@ def test_no_tokens_are_no_work(lab: Any) -> None:
     assert lab.cpu.mlp(none, MlpWeights(w, w, w), None).shape == (0, 8)
     assert lab.cpu.route(none, w, np.zeros(8, np.float32), RouterShape(8, 2, 1, 1, 1.0, True)).ids.shape == (0, 2)
     assert lab.cpu.rms_norm(none, np.ones(8, np.float32), 1e-5).shape == (0, 8)
+    assert [a.shape for a in lab.cpu.add_norm(none, none, np.ones(8, np.float32), 1e-5)] == [(0, 8), (0, 8)]
 
 
 def test_rotations_of_other_channels_are_refused(lab: Any) -> None:

@@ -113,6 +113,38 @@ def test_hc_post_agrees_with_its_definition_and_works_in_place(
     lab.close(found, expected)
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize(("streams", "dim"), [(4, 33), (1, 7), (3, 1100)])
+def test_a_seam_is_its_two_parts(lab: Any, rng: np.random.Generator, tokens: int, streams: int, dim: int) -> None:
+    """hc_post of one site, hc_pre of another: the same bits on every backend and crew, and what the oracle says."""
+    shape, x, out = hc_shape(streams, 3), normal(rng, tokens, streams, dim), normal(rng, tokens, dim)
+    sites = [(hc_arrays(rng, shape, dim), normal(rng, dim)) for _ in range(2)]
+    found = []
+    for ops in (*lab.crews.values(), lab.oracle):
+        (w, norm), (next_w, next_norm) = ((HcWeights(*map(ops.vector, a)), ops.vector(n)) for a, n in sites)
+        mix = ops.hc_pre(ops.vector(x), w, shape, norm, 1e-5)
+        after = ops.hc_post(ops.vector(x.copy()), ops.vector(out), mix)
+        expected = [after, *ops.hc_pre(after, next_w, shape, next_norm, 1e-3)]
+        before = ops.vector(x.copy())
+        seam, next_mix = ops.hc_seam(before, ops.vector(out), mix, next_w, shape, next_norm, 1e-3)
+        assert seam is before or ops is lab.oracle
+        for a, b in zip([seam, *next_mix], expected, strict=True):
+            assert np.array_equal(np.asarray(a), np.asarray(b))
+        found.append([seam, *next_mix])
+    for a, b in zip(found[0], found[-1], strict=True):
+        lab.close(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("dim", SIZES)
+def test_add_norm_is_its_two_parts(lab: Any, rng: np.random.Generator, dim: int) -> None:
+    x, y, w = normal(rng, 4, dim), normal(rng, 4, dim), normal(rng, dim)
+    for ops in (*lab.crews.values(), lab.oracle):
+        first, second, weight = ops.vector(x), ops.vector(y), ops.vector(w)
+        total, normed = ops.add_norm(first, second, weight, 1e-3)
+        assert np.array_equal(np.asarray(total), np.asarray(ops.add(first, second)))
+        assert np.array_equal(np.asarray(normed), np.asarray(ops.rms_norm(total, weight, 1e-3)))
+
+
 def test_hc_expand_and_mean_undo_each_other(lab: Any, rng: np.random.Generator) -> None:
     x = normal(rng, 3, 21)
     streams = lab.cpu.hc_expand(x, hc_shape())
@@ -130,7 +162,9 @@ def test_threads_and_grouping_change_no_bit(lab: Any, rng: np.random.Generator) 
     def run(ops: Any, part: slice) -> list[F32]:
         mix = ops.hc_pre(x[part], w, shape, norm, 1e-5)
         after = ops.hc_post(x[part].copy(), out[part], mix)
-        return [mix.y, mix.post, mix.comb, after, ops.hc_mean(after), ops.hc_expand(mix.y, shape)]
+        seam, following = ops.hc_seam(x[part].copy(), out[part], mix, w, shape, norm, 1e-5)
+        return [*mix, after, ops.hc_mean(after), ops.hc_expand(mix.y, shape), seam, *following]
 
     lab.laws(lambda: run, tokens)
     lab.laws(lambda: lambda ops, part: [ops.rms_norm(out[part], norm, 1e-5), ops.add(out[part], out[part])], tokens)
+    lab.laws(lambda: lambda ops, part: list(ops.add_norm(out[part], out[part], norm, 1e-5)), tokens)

@@ -107,6 +107,20 @@ def test_records_held_are_not_evicted() -> None:
     cache.close()
 
 
+def test_a_record_held_twice_is_held_until_both_let_go() -> None:
+    cache = ExpertCache({0: FakeBank(0), 1: FakeBank(1)}, 2)
+    use(cache, 0, [5])
+    with cache.pinned(0, [5]) as held:
+        with cache.pinned(0, [5]):
+            pass
+        for expert in range(6):
+            use(cache, 1, [expert])
+        assert (held.records[0].data == 5).all()
+    use(cache, 1, [7, 8])
+    assert not (held.records[0].data == 5).all()  # now its slot may go
+    cache.close()
+
+
 @dataclass
 class SlowBank(FakeBank):
     """Reads wait for their turn."""

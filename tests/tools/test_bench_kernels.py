@@ -82,7 +82,7 @@ def test_a_clocked_backend_computes_the_same(cpu_engine: Engine) -> None:
         assert np.array_equal(cpu_engine.session().eval(ids), plain)
     finally:
         cpu_engine.model.ops = ops
-    assert {"kda", "mla_attend", "expert_group", "route", "linear"} <= timed.spent.keys()
+    assert {"kda", "mla_attend", "expert_group", "hc_seam", "route", "linear"} <= timed.spent.keys()
     trunk, experts = token_bytes(cpu_engine)
     known = sizes(cpu_engine.config, Formats(**cpu_engine.manifest.formats))
     assert abs(trunk - known.read_trunk_bytes) <= 1
@@ -113,7 +113,7 @@ def test_a_model_is_split_into_stages(default_nano: Path) -> None:
         assert set(each["prefill"]) == {"128", "512"}
     spent = run("--model", str(default_nano), "--tokens", "4", "--ram", "1GiB", "--overhead")["overhead"]
     assert spent["token_ms"]["median"] > 0
-    assert 8 * 5 < spent["calls"] < 8 * 10  # every native stage of eight layers was seen
+    assert 8 * 5 < spent["calls"] < 8 * 8  # every native stage of eight layers was seen
 
 
 @pytest.mark.parametrize("options", [["--isa", "sse9"], ["--formats", "q5"], ["--overhead"], ["--rounds", "0"]])

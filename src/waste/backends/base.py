@@ -1,7 +1,7 @@
 """The `Ops` boundary: the coarse operations a backend implements and the layers are written in.
 
 One operation is one stage of a layer, one line of a profile and, in the native backend, one call
-across the language border: at most ten a layer, so that Python stays below 1.5 ms a token at 45 layers.
+across the language border: five or six a layer, so that Python stays below 1.5 ms a token at 45 layers.
 Every operation takes T >= 1 tokens; decode is T = 1. Activations are float32 (T, D) arrays of the
 backend's own kind (`Array`: numpy for `cpu`, torch for `reference`); weights are opaque handles.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,10 @@ class HcWeights:
     scale: Vector
 
 
-@dataclass(frozen=True)
-class HcMix:
+# What is made anew in every layer of every token is a named tuple: a third of a frozen dataclass's time.
+
+
+class HcMix(NamedTuple):
     """What `hc_pre` hands to the sublayer (`y`, normed) and to `hc_post` (`post`, `comb`)."""
 
     y: Array  # (T, D)
@@ -89,8 +91,7 @@ class MlaWeights:
     o: Weight  # (D, H * v)
 
 
-@dataclass(frozen=True)
-class MlaProjection:
+class MlaProjection(NamedTuple):
     """What a token chunk brings to attention."""
 
     q: Array  # (T, H, row): absorbed queries, the rope part last
@@ -119,8 +120,7 @@ class IndexState:
     tokens: int = 0  # seen so far
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """Attended positions of T queries, ascending; row t is positions[offsets[t]:offsets[t + 1]]."""
 
     positions: npt.NDArray[np.int32]
@@ -134,17 +134,15 @@ class MlpWeights:
     down: Weight
 
 
-@dataclass(frozen=True)
-class Routing:
+class Routing(NamedTuple):
     """Chosen experts of T tokens, best choice first (ties: lower index)."""
 
     ids: npt.NDArray[np.int32]  # (T, K)
     weights: Array  # (T, K) float32, normalised and scaled
 
 
-@dataclass(frozen=True)
-class Record:
-    """One expert's record where it lies in memory."""
+class Record(NamedTuple):
+    """One expert's record where it lies in memory. Native code reads it as the tuple it is."""
 
     expert: int
     data: Bytes
@@ -208,6 +206,10 @@ class Ops(Protocol):
 
     def add(self, x: Array, y: Array) -> Array: ...
 
+    def add_norm(self, x: Array, y: Array, weight: Vector, eps: float) -> tuple[Array, Array]:
+        """`add`, and `rms_norm` of the sum: where a sublayer ends and the next begins. The same bits as the two."""
+        ...
+
     def linear(self, x: Array, w: Weight) -> Array:
         """x (T, in) @ W.T -> (T, out)."""
         ...
@@ -224,6 +226,15 @@ class Ops(Protocol):
 
     def hc_post(self, streams: Array, out: Array, mix: HcMix) -> Array:
         """Write the sublayer's output back into the streams (in place where the backend can)."""
+        ...
+
+    def hc_seam(
+        self, streams: Array, out: Array, mix: HcMix, w: HcWeights, shape: HcShape, norm: Vector, eps: float
+    ) -> tuple[Array, HcMix]:
+        """`hc_post` of one site and `hc_pre` of the next: the streams between them, and the next one's mix.
+
+        The same bits as the two.
+        """
         ...
 
     def hc_mean(self, streams: Array) -> Array:

@@ -68,6 +68,10 @@ class ReferenceOps:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = self.add(x, y)
+        return total, self.rms_norm(total, weight, eps)
+
     def linear(self, x: Tensor, w: Tensor) -> Tensor:
         return x @ w.T
 
@@ -92,6 +96,12 @@ class ReferenceOps:
     def hc_post(self, streams: Tensor, out: Tensor, mix: HcMix) -> Tensor:
         spread: Tensor = mix.post[:, :, None] * out[:, None]
         return spread + torch.einsum("tki,tkd->tid", mix.comb, streams)
+
+    def hc_seam(
+        self, streams: Tensor, out: Tensor, mix: HcMix, w: HcWeights, shape: HcShape, norm: Tensor, eps: float
+    ) -> tuple[Tensor, HcMix]:
+        streams = self.hc_post(streams, out, mix)
+        return streams, self.hc_pre(streams, w, shape, norm, eps)
 
     def hc_mean(self, streams: Tensor) -> Tensor:
         return streams.mean(1)

@@ -4,7 +4,7 @@ One stack serves every family we know, since they differ in the kinds of layers 
 config.mlp, config.hc) and not in how layers are strung together:
 
     x = embed[ids]                      in every residual stream
-    for each layer: attention site, feed-forward site
+    for each layer: attention site, feed-forward site (leaving one and entering the next is one stage)
     logits = head(rms(mean of streams))
 """
 
@@ -22,7 +22,6 @@ from waste.backends.base import (
     HcWeights,
     Ids,
     IndexerWeights,
-    KdaState,
     KdaWeights,
     MlaWeights,
     MlpWeights,
@@ -31,7 +30,7 @@ from waste.backends.base import (
     Weight,
 )
 from waste.container.manifest import TensorEntry
-from waste.kvcache.state import MlaState, SessionState, kda_state, mla_state
+from waste.kvcache.state import SessionState, kda_state, mla_state
 from waste.layers.attention import Attention, Chunk, Kda, Mla
 from waste.layers.feed_forward import ExpertStore, FeedForward, Mlp, Moe
 from waste.layers.residual import HyperConnection, PlainResidual, Residual
@@ -48,11 +47,6 @@ class Layer:
     attention: Attention
     feed_forward_site: Residual
     feed_forward: FeedForward
-
-    def forward(self, ops: Ops, x: Array, memory: KdaState | MlaState, experts: ExpertStore, chunk: Chunk) -> Array:
-        """The residual after both sublayers."""
-        x = self.attention_site.apply(ops, x, lambda y: self.attention.forward(ops, y, memory, chunk))
-        return self.feed_forward_site.apply(ops, x, lambda y: self.feed_forward.forward(ops, y, experts, chunk))
 
 
 class Model:
@@ -97,8 +91,14 @@ class Model:
         x: Array = ops.embed(self.embedding, ids)
         if config.hc is not None:
             x = ops.hc_expand(x, config.hc)
-        for layer, memory in zip(self.layers, state.layers, strict=True):
-            x = layer.forward(ops, x, memory, experts, chunk)
+        y, held = self.layers[0].attention_site.enter(ops, x)
+        for i, (layer, memory) in enumerate(zip(self.layers, state.layers, strict=True)):
+            if i > 0:
+                y, held = layer.attention_site.follow(ops, held, y)
+            y = layer.attention.forward(ops, y, memory, chunk)
+            y, held = layer.feed_forward_site.follow(ops, held, y)
+            y = layer.feed_forward.forward(ops, y, experts, chunk)
+        x = self.layers[-1].feed_forward_site.leave(ops, held, y)
         state.position = start + tokens
         if config.hc is not None:
             x = ops.hc_mean(x)

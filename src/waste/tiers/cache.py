@@ -6,7 +6,7 @@ there; nothing is copied or repacked. The cache serves one forward pass at a tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -79,26 +79,22 @@ class _Flag:
         self._flags[self._index] = 1 if not read.cancelled() and read.exception() is None else -1
 
 
-class _Pinned:
+class _Held:
     """The `with` block of a wave. A class: entered in every layer of every token, twice as fast as a generator."""
 
-    __slots__ = ("_cache", "_keys", "_reads")
+    __slots__ = ("_cache", "experts", "layer", "reads")
 
     def __init__(self, cache: ExpertCache, layer: int, experts: Sequence[int]) -> None:
         self._cache = cache
-        self._keys = [(layer, expert) for expert in experts]
-        self._reads: Mapping[Key, Read] = {}
+        self.layer = layer
+        self.experts = experts
+        self.reads: Mapping[int, Read] = {}  # by expert
 
     def __enter__(self) -> Arrivals:
-        try:
-            arrivals, self._reads = self._cache._acquire(self._keys)
-        except BaseException:
-            self._cache._release(self._keys, {})
-            raise
-        return arrivals
+        return self._cache._acquire(self)
 
     def __exit__(self, *_: object) -> None:
-        self._cache._release(self._keys, self._reads)
+        self._cache._release(self)
 
 
 class ExpertCache:
@@ -113,9 +109,9 @@ class ExpertCache:
         self._slots = slots
         self._free = list(range(slots - 1, -1, -1))
         self._slot_of: dict[Key, int] = {}
-        self._records: dict[Key, Record] = {}  # of residents
+        self._records: dict[int, dict[int, Record]] = {layer: {} for layer in banks}  # of residents, by expert
         self._policy: Policy = policy or Lru()
-        self._pinned: set[Key] = set()
+        self._held: list[_Held] = []  # waves whose records must stay
         self._closed = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="waste-read")
 
@@ -128,67 +124,80 @@ class ExpertCache:
             raise _closed()
         if len(experts) <= self._slots:
             return [self.pinned(layer, experts)] if experts else []
-        waiting = sorted(experts, key=lambda expert: (layer, expert) not in self._records)
+        records = self._records[layer]
+        waiting = sorted(experts, key=lambda expert: expert not in records)
         return [
             self.pinned(layer, waiting[begin : begin + self._slots]) for begin in range(0, len(waiting), self._slots)
         ]
 
     def pinned(self, layer: int, experts: Sequence[int]) -> AbstractContextManager[Arrivals]:
         """The records of at most `slots` experts, safe from eviction inside the block; reads begin at once."""
-        return _Pinned(self, layer, experts)
+        return _Held(self, layer, experts)
 
-    def _acquire(self, keys: Sequence[Key]) -> tuple[Arrivals, dict[Key, Read]]:
-        """Pin `keys` and begin to read those that are not resident."""
-        self._pinned.update(keys)
-        records = self._records
-        there = [key for key in keys if key in records]
-        self.stats.hits += len(there)
-        self._policy.used(there)
-        if len(there) == len(keys):
-            return Arrivals([records[key] for key in keys]), {}
-        reads = self._begin([key for key in keys if key not in records])
-        found = [reads[key].record if key in reads else records[key] for key in keys]
-        return Arrivals(found, {key[1]: read for key, read in reads.items()}), reads
+    def _acquire(self, held: _Held) -> Arrivals:
+        """Hold the records of a wave and begin to read those that are not resident."""
+        layer, experts, records = held.layer, held.experts, self._records[held.layer]
+        self._held.append(held)
+        try:
+            found = [records[expert] for expert in experts]
+        except KeyError:
+            found = []
+        if len(found) < len(experts):
+            try:
+                return self._begin(held)
+            except BaseException:
+                self._release(held)
+                raise
+        self.stats.hits += len(found)
+        self._policy.used(layer, experts)
+        return Arrivals(found)
 
-    def _release(self, keys: Sequence[Key], reads: Mapping[Key, Read]) -> None:
-        if reads:
-            self._finish(reads)
-        self._pinned.difference_update(keys)
+    def _release(self, held: _Held) -> None:
+        if held.reads:
+            self._finish(held)
+        self._held.remove(held)
 
     def close(self) -> None:
         self._closed = True
         self._readers.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, keys: Sequence[Key]) -> dict[Key, Read]:
-        """Start reading `keys` into slots."""
+    def _begin(self, held: _Held) -> Arrivals:
+        """Start reading what is missing of a wave into slots."""
+        layer, records, bank = held.layer, self._records[held.layer], self._banks[held.layer]
+        there = [expert for expert in held.experts if expert in records]
+        self.stats.hits += len(there)
+        self._policy.used(layer, there)
+        pinned = {(wave.layer, expert) for wave in self._held for expert in wave.experts}
         reads = {}
-        for key in keys:
-            slot = self._take_slot()
-            begin = slot * self._slot_bytes
-            bank = self._banks[key[0]]
-            reads[key] = Read(slot, Record.of(key[1], self._arena[begin : begin + bank.layout.stride]))
-        for key, read in reads.items():
-            read.future = self._readers.submit(self._banks[key[0]].read, key[1], read.record.data)
-        return reads
+        for expert in held.experts:
+            if expert not in records:
+                slot = self._take_slot(pinned)
+                begin = slot * self._slot_bytes
+                reads[expert] = Read(slot, Record.of(expert, self._arena[begin : begin + bank.layout.stride]))
+        for expert, read in reads.items():
+            read.future = self._readers.submit(bank.read, expert, read.record.data)
+        held.reads = reads
+        return Arrivals([reads[e].record if e in reads else records[e] for e in held.experts], reads)
 
-    def _finish(self, reads: Mapping[Key, Read]) -> None:
+    def _finish(self, held: _Held) -> None:
         """Book what was read. Slots of reads that failed go back, others stay."""
-        for key, read in reads.items():
+        layer, records = held.layer, self._records[held.layer]
+        for expert, read in held.reads.items():
             assert read.future is not None
             if not read.future.cancelled() and read.future.exception() is None:
-                self._slot_of[key] = read.slot
-                self._records[key] = read.record
-                self._policy.used((key,))
+                self._slot_of[layer, expert] = read.slot
+                records[expert] = read.record
+                self._policy.used(layer, (expert,))
                 self.stats.misses += 1
                 self.stats.bytes_read += read.record.nbytes
             else:
                 self._free.append(read.slot)
 
-    def _take_slot(self) -> int:
+    def _take_slot(self, pinned: Collection[Key]) -> int:
         if self._free:
             return self._free.pop()
-        victim = self._policy.victim(self._pinned)
-        del self._records[victim]
+        layer, expert = victim = self._policy.victim(pinned)
+        del self._records[layer][expert]
         return self._slot_of.pop(victim)
 
 

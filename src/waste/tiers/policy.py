@@ -12,8 +12,8 @@ Key = tuple[int, int]  # (layer, expert)
 class Policy(Protocol):
     """Told of every use; asked for a victim when a slot is needed. Constant time each."""
 
-    def used(self, keys: Iterable[Key]) -> None:
-        """`keys` are resident and were just used (or just arrived), in this order."""
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """`experts` of `layer` are resident and were just used (or just arrived), in this order."""
         ...
 
     def victim(self, pinned: Collection[Key]) -> Key:
@@ -27,11 +27,13 @@ class Lru:
     def __init__(self) -> None:
         self._order: OrderedDict[Key, None] = OrderedDict()
 
-    def used(self, keys: Iterable[Key]) -> None:
-        order = self._order
-        for key in keys:
-            order[key] = None
-            order.move_to_end(key)
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        move_to_end = self._order.move_to_end
+        for expert in experts:
+            try:
+                move_to_end((layer, expert))
+            except KeyError:  # it just arrived
+                self._order[layer, expert] = None
 
     def victim(self, pinned: Collection[Key]) -> Key:
         # Pinned keys were used last, so the first key is free unless (nearly) all are pinned.
