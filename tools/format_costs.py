@@ -54,7 +54,7 @@ def alone(name: str, fmt: str) -> tuple[str, str]:
 def fitted_power(costs: Mapping[str, Mapping[str, float]], mixes: Mapping[tuple[str, str], float]) -> float:
     """The power that predicts what whole `mixes` cost best, by the mean square of the logarithm; printed beside it."""
     best, power = math.inf, 1.0
-    for candidate in (1 + i / 100 for i in range(101)):
+    for candidate in (round(1 + i / 100, 2) for i in range(101)):
         model = Costs({**costs, "small": {"bf16": 0.0}}, candidate)
         ratios = {mix: (model.of(read_formats(*mix)) or 0.0) / found for mix, found in mixes.items()}
         error = math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios.values()) / len(ratios))

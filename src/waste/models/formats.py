@@ -17,8 +17,8 @@ from waste.models.config import ModelConfig
 from waste.models.spec import Role, TensorSpec
 from waste.quant import get
 
-# By KL divergence per byte on nano-glm (LEARNED: format-mixes). With experts in wt3 this trunk costs .0186, the whole
-# of it in q8 .0171, in q6 .0199, in wt4 .0386; for GLM-5.3-Flash it takes 7.0 GB of fast memory, q8 9.3, q6 7.5.
+# By KL divergence per byte on nano-glm (LEARNED: format-mixes). With experts in wt3 this trunk costs .0194, the whole
+# of it in q8 .0176, in q6 .0204, in wt4 .0387; for GLM-5.3-Flash it takes 7.0 GB of fast memory, q8 9.3, q6 7.5.
 DEFAULT_EXPERTS = "wt3"
 DEFAULT_TRUNK = "q8,kda=q6,mla=wt4,indexer=wt4,shared=wt4"
 
