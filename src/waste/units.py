@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from waste.errors import UsageError
 
 _BINARY = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgt])(i?)(b?)|b)?\s*", re.IGNORECASE | re.ASCII)
+# Twenty digits are more bytes than there are.
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})\s*(?:([kmgt])(i?)(b?)|b)?\s*", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str, *, name: str = "size") -> int:
     """Bytes in `text`: "4GiB" and "4g" are 4 * 2**30, "4GB" is 4 * 10**9, "4096" is bytes.
 
-    Raises UsageError, naming `name`, for words, signs, zero and anything below one byte.
+    Exact to the byte. Raises UsageError, naming `name`, for words, signs, zero and anything below one byte, and for
+    more than twenty digits.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -24,7 +27,7 @@ def parse_bytes(text: str, *, name: str = "size") -> int:
     if prefix:
         decimal = bool(byte) and not binary
         scale = (_DECIMAL if decimal else _BINARY)[prefix.lower()]
-    value = int(float(number) * scale)
+    value = int(Fraction(number) * scale)
     if value <= 0:
         raise UsageError(f"{name} {text!r} must be more than zero", hint="write it as 8GiB (2^30), 8GB (10^9)")
     return value

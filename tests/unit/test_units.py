@@ -13,13 +13,33 @@ from waste.errors import UsageError
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [("8GB", 8 * 10**9), ("8GiB", 8 << 30), ("8g", 8 << 30), ("8000M", 8000 << 20), ("8000MB", 8 * 10**9),
-     ("1.5 GiB", 3 << 29), ("4096", 4096), ("640 B", 640), (".5k", 512), ("2tib", 2 << 40)],
+     ("1.5 GiB", 3 << 29), ("4096", 4096), ("640 B", 640), (".5k", 512), ("2tib", 2 << 40),
+     ("2.GB", 2 * 10**9), ("9007199254740993", 2**53 + 1), ("9" * 20 + "TiB", (10**20 - 1) << 40)],
 )  # fmt: skip
 def test_sizes_people_write(text: str, nbytes: int) -> None:
     assert units.parse_bytes(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["0", "0.001", "-3", "abc", "", " ", "8_000M", "GiB", "1e9", "nan", "8 GiB/s", "٣GB"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0",
+        "0.001",
+        "-3",
+        "abc",
+        "",
+        " ",
+        "8_000M",
+        "GiB",
+        "1e9",
+        "nan",
+        "8 GiB/s",
+        "٣GB",
+        "9" * 400,
+        "9" * 21,
+        "1." + "0" * 9000,
+    ],
+)
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match="ram"):
         units.parse_bytes(text, name="ram")
