@@ -139,7 +139,9 @@ def test_formats_come_from_flags_or_settings(waste: Any, nano_checkpoint: Path) 
     ("argv", "code", "named"),
     [
         (("missing", "o"), 3, "'missing'"),
-        (("NANO", "o", "--experts", "q5"), 2, "'q5'"),
+        (("NANO", "o", "--experts", "q5"), 2, "--experts is 'q5'"),
+        (("NANO", "o", "--trunk", " "), 2, "--trunk is empty"),
+        (("NANO", "o", "--trunk", "q6,q8"), 2, "--trunk is 'q6,q8': 'q8'"),
         (("NANO", "o", "--trunk", ""), 2, "--trunk"),
         (("NANO", "o", "--threads", "0"), 2, "--threads"),
         (("NANO", "o", "--revision", "main"), 2, "--revision"),

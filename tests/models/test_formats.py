@@ -53,6 +53,10 @@ def test_classes_are_on_top_of_the_default_or_of_a_format() -> None:
     assert read_formats(trunk="q6,shared=q8,mla=q6").trunk_text == "q6,shared=q8"
 
 
+def test_spaces_do_not_matter() -> None:
+    assert read_formats(" wt2 + wt3 ", " q6 , kda = q8 ") == read_formats("wt2+wt3", "q6,kda=q8")
+
+
 def test_the_default_is_written_as_it_is_shown() -> None:
     assert read_formats().texts() == {"experts": DEFAULT_EXPERTS, "trunk": DEFAULT_TRUNK}
 

@@ -64,10 +64,19 @@ def _flag(text: str, name: str) -> bool:
     raise UsageError(f"{name} is {text!r}, expected 1 or 0")
 
 
-def _name(text: str, name: str) -> str:
-    if not text:
-        raise UsageError(f"{name} is empty")
-    return text
+def _formats(option: str) -> Callable[[str, str], str]:
+    def parse(text: str, name: str) -> str:
+        if not text.strip():
+            raise UsageError(f"{name} is empty")
+        from waste.models.formats import read_formats  # with NumPy: only where formats are set
+
+        try:
+            read_formats(**{option: text})
+        except UsageError as error:
+            raise UsageError(f"{name} is {text!r}: {error.message}", hint=error.hint) from None
+        return text
+
+    return parse
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ class Setting:
 
 SETTINGS = (
     Setting("ram", _size, None, "bytes; default: 72 % of what is free"),
-    Setting("threads", _whole(1), None, "of the cpu backend; default: one per core"),
+    Setting("threads", _whole(1), None, "of the cpu backend and of convert; default: one per core"),
     Setting("backend", _choice(*BACKENDS), "cpu", "cpu, or reference (torch, slow)"),
     Setting("ctx", _whole(1), None, "tokens of prompt and answer; default: 8192, or the model's own limit"),
     Setting("max_tokens", _whole(0), 256, "tokens an answer may have"),
@@ -93,8 +102,8 @@ SETTINGS = (
     Setting("repeat_penalty", _number, 1.0, "1 is off"),
     Setting("seed", _whole(0), None, "default: a new one every run"),
     Setting("reasoning", _choice(*REASONING), "show", "show (on stderr) or hide"),
-    Setting("experts", _name, None, "number format of routed experts, for convert; default: see waste convert -h"),
-    Setting("trunk", _name, None, "number formats of everything else; default: see waste convert -h"),
+    Setting("experts", _formats("experts"), None, "number formats of routed experts; default: see waste convert -h"),
+    Setting("trunk", _formats("trunk"), None, "number formats of everything else; default: see waste convert -h"),
     Setting("isa", _choice(*ISAS), None, "instruction set of native code; default: the best there is"),
     Setting("debug", _flag, False, "show tracebacks"),
 )

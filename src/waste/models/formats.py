@@ -92,7 +92,7 @@ class Formats:
 
 def read_formats(experts: str = DEFAULT_EXPERTS, trunk: str = DEFAULT_TRUNK) -> Formats:
     """The formats that two texts mean. UsageError for anything that is none."""
-    inner, plus, down = experts.partition("+")
+    inner, plus, down = (part.strip() for part in experts.partition("+"))
     chosen = dict(read_classes(trunk))
     return Formats(gate=inner, up=inner, down=down if plus else inner, **(_default() | chosen))
 
@@ -113,11 +113,11 @@ def read_classes(trunk: str) -> Mapping[str, str]:
         name, equals, fmt = (part.strip() for part in item.partition("="))
         if not equals or name not in TRUNK:
             raise UsageError(
-                f"trunk formats {trunk!r}: {item.strip()!r} is not CLASS=FORMAT",
+                f"{item.strip()!r} of the trunk is not CLASS=FORMAT",
                 hint=f"one format for all, then classes by name, as q6,kda=q8: {', '.join(TRUNK)}",
             )
         if name in named:
-            raise UsageError(f"trunk formats {trunk!r}: {name} comes twice")
+            raise UsageError(f"the trunk's {name} comes twice")
         named.add(name)
         get(fmt)
         found[name] = fmt
