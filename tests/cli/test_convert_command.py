@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import waste.convert as conversion
-from waste.cli.convert import HELP
+from waste.cli.convert import HELP, _document, _rows
 from waste.kernels import isa
-from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK
+from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK, read_formats
 
 
 def size_of(container: Path) -> int:
@@ -60,6 +61,18 @@ def test_classes_of_the_trunk_have_formats_of_their_own(waste: Any, failed: Any,
     failed(done, 2)
     assert "'moe=q8'" in done.err
     failed(waste(*command, "table=wt4"), 2)
+
+
+def test_the_loss_is_that_of_classes_the_model_has(nano_checkpoint: Path, tmp_path: Path) -> None:
+    formats = read_formats(trunk=f"{DEFAULT_TRUNK},kda_gate=wt2".replace("kda=q6", "kda=wt3"))
+    report = conversion.plan_conversion(str(nano_checkpoint), tmp_path / "o", conversion.ConvertOptions())
+    report = replace(report, formats=formats)
+    assert "loss" not in dict(_rows(report))  # nobody measured kda_gate in wt2
+    config = replace(report.config, attention=("mla",) * report.config.num_layers, kda=None)
+    report = replace(report, config=config)
+    rows, document = dict(_rows(report)), _document(report)
+    assert rows.keys() & {"kda", "kda_gate", "loss"} == set()
+    assert document["example_kl"] == document["example_kl_of_default"] > 0
 
 
 def test_a_size_chooses_the_formats(waste: Any, failed: Any, nano_checkpoint: Path, tmp_path: Path) -> None:

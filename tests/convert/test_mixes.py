@@ -98,5 +98,8 @@ def test_costs_of_whole_mixes() -> None:
     assert costs.of(read_formats("wt3", f"{trunk},small=f32")) == pytest.approx(5.0)
     assert costs.of(read_formats("f32", f"{trunk},small=f32")) == pytest.approx(4.0)
     assert costs.of(read_formats("f32", "f32")) == 0
+    assert costs.of(read_formats("wt3", "q8"), {EXPERTS, "mla"}) == pytest.approx(3.0)  # a model without KDA
+    assert costs.of(read_formats("wt3", "q8,kda=q4"), {EXPERTS, "mla"}) == pytest.approx(3.0)
+    assert costs.of(read_formats("wt3", "q8,mla=q4"), {EXPERTS, "mla"}) is None
     assert costs.of(read_formats("q4", f"{trunk},small=f32")) is None
     assert Costs.measured().of(read_formats()) is not None  # the command compares with it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -149,22 +149,29 @@ def _rows(report: Preflight) -> Iterator[tuple[str, str]]:
     yield "time", f"about {format_seconds(report.seconds)}"
     for what, names in (("vision, skipped", report.vision), ("copies, skipped", report.copies)):
         if names:
-            yield what, f"{len(names)} tensors, as {names[0]}"
+            yield what, f"{_tensors(names)}, as {names[0]}"
     if report.unused:
-        yield "unused", f"{len(report.unused)} tensors: {', '.join(report.unused)}"
+        yield "unused", f"{_tensors(report.unused)}: {', '.join(report.unused)}"
     if report.finished:
         yield "target", "holds exactly this already"
 
 
+def _tensors(names: Sequence[str]) -> str:
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'}"
+
+
 def _costs(report: Preflight) -> tuple[float | None, float]:
-    """What the formats of `report` and the default ones cost the example model, where all of it was measured."""
-    from waste.convert.mixes import Costs
+    """What the formats of `report` and the default ones cost the example model, in the classes that this model has.
+
+    None where not all of it was measured.
+    """
+    from waste.convert.mixes import Costs, class_bytes
     from waste.models.formats import read_formats
 
-    costs = Costs.measured()
-    usual = costs.of(read_formats())
+    costs, classes = Costs.measured(), class_bytes(report.config, report.formats)
+    usual = costs.of(read_formats(), classes)
     assert usual is not None  # the default consists of measured formats; a test holds it to that
-    return costs.of(report.formats), usual
+    return costs.of(report.formats, classes), usual
 
 
 def _document(report: Preflight) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +48,13 @@ class Costs:
         kl = {name: {fmt: float(cost["kl"]) for fmt, cost in costs.items()} for name, costs in table["costs"].items()}
         return cls({**kl, **_FREE}, float(table["power"]))
 
-    def of(self, formats: Formats) -> float | None:
-        """What a whole mix costs; None where a class is in a format that was not measured. f32 costs nothing."""
+    def of(self, formats: Formats, classes: Container[str] = (EXPERTS, *TRUNK)) -> float | None:
+        """What a mix costs in `classes`, those that a model has; None where one of them is in a format that was not
+        measured. f32 costs nothing."""
         total = 0.0
         for name, fmt in by_class(formats).items():
+            if name not in classes:
+                continue
             cost = 0.0 if fmt == "f32" else self.kl[name].get(fmt)
             if cost is None:
                 return None
