@@ -96,6 +96,8 @@ def test_all_given_and_too_large_is_an_error_that_says_so(original: Any, dst: Pa
     with pytest.raises(UsageError, match="too small") as caught:
         planned(original, dst, experts="q8", trunk="q8", size=size - 1)
     assert "--experts q8 --trunk q8" in caught.value.message
+    assert f"{size - 1} B is too small" in caught.value.message
+    assert f"takes {size} B at least" in caught.value.message
     assert not dst.exists()
 
 

@@ -34,9 +34,11 @@ def fitted(source: Source, prepared: Prepared, options: ConvertOptions) -> Prepa
                 return candidate
     least = container_bytes(source, _in_formats(prepared, mixes[-1].formats))
     whose = f" with {_given(options)}" if fixed else ""
-    asked = format_bytes(options.size)
+    asked, takes = format_bytes(options.size), format_bytes(least)
+    if asked == takes:  # three digits do not tell them apart
+        asked, takes = f"{options.size} B", f"{least} B"
     raise UsageError(
-        f"a size of {asked} is too small: {source.label}{whose} takes {format_bytes(least)} at least",
+        f"a size of {asked} is too small: {source.label}{whose} takes {takes} at least",
         hint=f"--size {-(-least // (1 << 20))}MiB",
     )
 
