@@ -350,3 +350,12 @@ def test_every_refusal_is_one_line(tiny: Any, dst: Path, tmp_path: Path, files_o
     plan = plan_conversion(str(tiny.path), dst, ConvertOptions())
     assert plan.unused == (odd,)
     assert all("\n" not in notice for notice in plan.notices)
+
+
+def test_threads_beyond_the_cores_save_no_time(tiny: Any, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("waste.convert.preflight._encode_rate", lambda fmt: 1e6)
+    monkeypatch.setattr("waste.convert.conversion.default_threads", lambda: 2)
+    one, two, many, unsaid = (
+        plan_conversion(str(tiny.path), dst, ConvertOptions(threads=threads)).seconds for threads in (1, 2, 1000, None)
+    )
+    assert one > two == many == unsaid

@@ -236,6 +236,7 @@ def _preflight(
     write = container_bytes(source, prepared)
     download = source.download_bytes()
     inventory = prepared.inventory
+    cores = default_threads()
     return Preflight(
         source=source.name,
         revision=source.revision,
@@ -252,7 +253,7 @@ def _preflight(
         write_bytes=write,
         done_bytes=min(target.reusable_bytes(dst), write) if resumable else 0,
         free_bytes=target.free_bytes(dst),
-        seconds=forecast(prepared, options.threads or default_threads(), download, write),
+        seconds=forecast(prepared, min(options.threads or cores, cores), download, write),
         finished=finished,
     )
 

@@ -119,7 +119,10 @@ def with_local_headers(source: Source, prepared: Prepared) -> Prepared:
 
 
 def forecast(prepared: Prepared, threads: int, download: int, write: int) -> float:
-    """Seconds that a conversion will take, roughly: encoding as measured now, drives and network at nominal rates."""
+    """Seconds that a conversion will take, roughly: encoding as measured now, drives and network at nominal rates.
+
+    threads: that work at the same time, no more than there are cores.
+    """
     weights: Counter[str] = Counter()
     for file in prepared.work.tensors:
         for item in file.items:
