@@ -12,6 +12,7 @@ from waste.cli import target
 from waste.cli.target import bundled_container, looks_like_model, split_words
 from waste.container.reader import Container
 from waste.container.verify import verify
+from waste.convert import ConvertOptions, convert
 from waste.errors import InputError, ResourceError, UsageError
 from waste.events import Event
 
@@ -121,6 +122,13 @@ def test_a_container_of_before_has_every_byte_and_is_made_again(default_nano: Pa
     (copy / "manifest.json").write_bytes(old.to_bytes())
     assert verify(Container.open(copy)) == []
     assert not target._is_whole(copy)
+
+
+def test_a_container_in_other_formats_is_made_again(nano_checkpoint: Path, tmp_path: Path) -> None:
+    """The defaults may change while the version stays."""
+    convert(str(nano_checkpoint), tmp_path / "other.waste", ConvertOptions(experts="wt2"))
+    assert verify(Container.open(tmp_path / "other.waste")) == []
+    assert not target._is_whole(tmp_path / "other.waste")
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

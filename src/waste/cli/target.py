@@ -59,18 +59,19 @@ def bundled_container(source: Path, cache: Path, version: str, on_event: OnEvent
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether this version would write such a container and every byte is as it was written.
+    """Whether this version would write such a container, in the default formats, and every byte is as it was written.
 
     16 MiB for nano-glm, read in some hundredths of a second.
     """
     from waste.container.reader import Container
     from waste.container.verify import verify
+    from waste.models.formats import read_formats
     from waste.models.stored import stored_config
 
     try:
         container = Container.open(place)
         stored_config(container.manifest)
-        return not verify(container)
+        return container.manifest.formats == vars(read_formats()) and not verify(container)
     except (WasteError, OSError):
         return False
 
