@@ -445,6 +445,22 @@ def test_damaged_container_is_kept_unless_forced(
     assert files_of(dst) == clean
 
 
+def test_a_container_of_before_is_not_converted_already(
+    tiny: Any, dst: Path, clean: dict[str, bytes], files_of: Files
+) -> None:
+    """Whole, from this source, with these options, but its formats are for classes that there are no more."""
+    run(tiny, dst)
+    manifest = Container.open(dst).manifest
+    old = replace(manifest, formats=dict.fromkeys(("gate", "up", "down", "trunk"), "q8"))
+    (dst / "manifest.json").write_bytes(old.to_bytes())
+    for attempt in (run, lambda tiny, dst: plan_conversion(str(tiny.path), dst, ONE)):
+        with pytest.raises(UsageError, match="cannot be used") as caught:
+            attempt(tiny, dst)
+        assert "--force" in (caught.value.hint or "")
+    run(tiny, dst, ConvertOptions(force=True))
+    assert files_of(dst) == clean
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "config.json", "experts-1.bin", "sub"])
 def test_other_peoples_folders_are_left_alone(tiny: Any, dst: Path, name: str) -> None:
     dst.mkdir()

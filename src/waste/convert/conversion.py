@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from waste.container.manifest import MANIFEST_NAME
+from waste.container.manifest import MANIFEST_NAME, Manifest
 from waste.container.reader import Container
 from waste.convert import target
 from waste.convert.assemble import assemble, container_bytes, tool_version
@@ -34,6 +34,7 @@ from waste.events import Notice, OnEvent, Progress, ignore
 from waste.io.dense import RowStream
 from waste.io.files import atomic_write, shown
 from waste.io.safetensors import Checkpoint
+from waste.models.stored import stored_config
 
 
 def plan_conversion(source: str, dst: Path, options: ConvertOptions, on_event: OnEvent = ignore) -> Preflight:
@@ -49,7 +50,7 @@ def plan_conversion(source: str, dst: Path, options: ConvertOptions, on_event: O
         finished = False
         if state is target.State.FINISHED and not options.force and found.download_bytes() == 0:
             identity = identify(found, prepared.headers, prepared.small, prepared.formats, tool_version())
-            finished = _is_result(dst, identity)
+            finished = made_from(_finished_manifest(dst), identity)
             if not finished:
                 raise _other_container(dst)
         return _preflight(found, prepared, dst, options, state, finished)
@@ -195,19 +196,13 @@ class _Run:
 
     def _already(self, identity: Identity, prepared: Prepared) -> int:
         """The size of the finished container that lies at the target; UsageError unless it is what was asked for."""
-        path = shown(self._dst)
-        try:
-            manifest = Container.open(self._dst).manifest
-        except WasteError as error:
-            raise UsageError(
-                f"{path} holds a container that cannot be used: {error.message}", hint="--force replaces it"
-            ) from error
+        manifest = _finished_manifest(self._dst)
         same = made_from(manifest, identity)
         if same and _newer(identity, self._dst / MANIFEST_NAME):
             same = describe(identity, prepared.headers, self._read_digests(prepared)) == manifest.provenance
         if not same:
             raise _other_container(self._dst)
-        self._note(f"{path} is converted already: nothing to do")
+        self._note(f"{shown(self._dst)} is converted already: nothing to do")
         return sum(manifest.file_sizes().values()) + len(manifest.to_bytes())
 
     def _read_digests(self, prepared: Prepared) -> dict[str, int]:
@@ -265,11 +260,23 @@ def _other_container(dst: Path) -> UsageError:
     )
 
 
+def _finished_manifest(dst: Path) -> Manifest:
+    """The manifest of the finished container at `dst`; UsageError for one that `waste run` would refuse."""
+    try:
+        manifest = Container.open(dst).manifest
+        stored_config(manifest)
+    except WasteError as error:
+        raise UsageError(
+            f"{shown(dst)} holds a container that cannot be used: {error.message}", hint="--force replaces it"
+        ) from error
+    return manifest
+
+
 def _is_result(dst: Path, identity: Identity) -> bool:
     """Whether a whole container made from `identity` lies at `dst`."""
     try:
-        return made_from(Container.open(dst).manifest, identity)
-    except WasteError:
+        return made_from(_finished_manifest(dst), identity)
+    except UsageError:
         return False
 
 
