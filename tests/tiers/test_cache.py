@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waste.container.layout import RecordLayout
-from waste.errors import InputError
+from waste.errors import InputError, WasteError
 from waste.tiers.cache import Arrivals, ExpertCache
 
 
@@ -170,4 +170,75 @@ def test_leaving_a_wave_early_waits_for_its_reads() -> None:
     assert cache.stats.misses == 2
     use(cache, 0, [5, 6])
     assert cache.stats.misses == 2
+    cache.close()
+
+
+def whole(cache: ExpertCache, slots: int) -> None:
+    """Nothing is held, and every slot is free or has a resident."""
+    assert not cache._held
+    assert sorted([*cache._free, *cache._slot_of.values()]) == list(range(slots))
+
+
+def test_closing_ends_a_wave_whose_reads_still_queue() -> None:
+    """They are cancelled before a reader has taken them: whoever waits is told, and does not wait for ever."""
+    bank = SlowBank(0)
+    cache = ExpertCache({0: bank}, 8)
+
+    entered, ended = threading.Event(), []
+
+    def forward() -> None:
+        try:
+            with cache.pinned(0, list(range(8))) as arrivals:
+                entered.set()
+                arrivals.wait()
+        except WasteError as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (forward, cache.close)]
+    threads[0].start()
+    assert entered.wait(30)
+    threads[1].start()
+    for _ in range(3000):
+        if cache._readers._work_queue.qsize() <= 1:  # emptied, but for the word to end
+            break
+        time.sleep(0.01)
+    for event in bank.turn.values():
+        event.set()
+    for thread in threads:
+        thread.join(30)
+    assert [error.message for error in ended] == ["this engine is closed"]
+    assert len(bank.reads) < 8
+    whole(cache, 8)
+
+
+def test_closing_ends_waves_that_are_entered_later() -> None:
+    cache = ExpertCache({0: FakeBank(0)}, 2)
+    first, second = cache.waves(0, [0, 1, 2, 3])
+    with first as arrivals:
+        arrivals.wait()
+    cache.close()
+    with pytest.raises(WasteError, match="closed"), second:
+        pass
+    whole(cache, 2)
+
+
+def test_a_wave_that_cannot_begin_loses_no_slot() -> None:
+    """As Ctrl-C or a thread that the system refuses may stop it."""
+    bank = FakeBank(0)
+    cache = ExpertCache({0: bank}, 4)
+    use(cache, 0, [0, 1])
+    submit, calls = cache._readers.submit, iter([True, False])
+
+    def refusing(*args: object) -> object:
+        if next(calls):
+            return submit(*args)
+        raise KeyboardInterrupt
+
+    cache._readers.submit = refusing  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt), cache.pinned(0, [1, 2, 3, 4]):
+        pass
+    cache._readers.submit = submit  # type: ignore[method-assign]
+    whole(cache, 4)
+    use(cache, 0, [1, 2, 3, 4])
+    assert bank.reads.count(2) == 1  # it had been read when the other failed
     cache.close()

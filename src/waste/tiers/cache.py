@@ -7,7 +7,7 @@ there; nothing is copied or repacked. The cache serves one forward pass at a tim
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -61,12 +61,10 @@ class Arrivals:
                     read.future.add_done_callback(_Flag(flags, i))
 
     def wait(self) -> None:
-        """Until all are there. Raises what a read raised."""
-        wait(self._futures)
-        for future in self._futures:
-            if future.cancelled():
-                raise _closed()
-            future.result()
+        """Until all reads have ended. Raises what one of them raised."""
+        failures = [failure for failure in map(_failure, self._futures) if failure is not None]
+        if failures:
+            raise failures[0]
 
 
 class _Flag:
@@ -88,7 +86,7 @@ class _Held:
         self._cache = cache
         self.layer = layer
         self.experts = experts
-        self.reads: Mapping[int, Read] = {}  # by expert
+        self.reads: dict[int, Read] = {}  # by expert
 
     def __enter__(self) -> Arrivals:
         return self._cache._acquire(self)
@@ -153,9 +151,11 @@ class ExpertCache:
         return Arrivals(found)
 
     def _release(self, held: _Held) -> None:
-        if held.reads:
-            self._finish(held)
-        self._held.remove(held)
+        try:
+            if held.reads:
+                self._finish(held)
+        finally:
+            self._held.remove(held)
 
     def close(self) -> None:
         self._closed = True
@@ -168,23 +168,26 @@ class ExpertCache:
         self.stats.hits += len(there)
         self._policy.used(layer, there)
         pinned = {(wave.layer, expert) for wave in self._held for expert in wave.experts}
-        reads = {}
+        held.reads = reads = {}  # given back with the wave, should this fail half-way
         for expert in held.experts:
             if expert not in records:
                 slot = self._take_slot(pinned)
                 begin = slot * self._slot_bytes
                 reads[expert] = Read(slot, Record.of(expert, self._arena[begin : begin + bank.layout.stride]))
-        for expert, read in reads.items():
-            read.future = self._readers.submit(bank.read, expert, read.record.data)
-        held.reads = reads
+        try:
+            for expert, read in reads.items():
+                read.future = self._readers.submit(bank.read, expert, read.record.data)
+        except RuntimeError as error:
+            if self._closed:  # of an executor that was shut down
+                raise _closed() from error
+            raise
         return Arrivals([reads[e].record if e in reads else records[e] for e in held.experts], reads)
 
     def _finish(self, held: _Held) -> None:
         """Book what was read. Slots of reads that failed go back, others stay."""
         layer, records = held.layer, self._records[held.layer]
         for expert, read in held.reads.items():
-            assert read.future is not None
-            if not read.future.cancelled() and read.future.exception() is None:
+            if read.future is not None and _failure(read.future) is None:
                 self._slot_of[layer, expert] = read.slot
                 records[expert] = read.record
                 self._policy.used(layer, (expert,))
@@ -199,6 +202,18 @@ class ExpertCache:
         layer, expert = victim = self._policy.victim(pinned)
         del self._records[layer][expert]
         return self._slot_of.pop(victim)
+
+
+def _failure(read: Future[None]) -> BaseException | None:
+    """What the read raised, None if nothing, once it has ended.
+
+    A read that `close` cancels has ended too. `concurrent.futures.wait` waits for it for ever: there it ends when a
+    worker takes it from the queue, where it no longer is.
+    """
+    try:
+        return read.exception()
+    except CancelledError:
+        return _closed()
 
 
 def _closed() -> WasteError:
