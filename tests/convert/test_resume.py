@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from waste.container.reader import Container
-from waste.convert import ConvertOptions, convert, plan_conversion
+from waste.convert import ConvertOptions, Preflight, convert, plan_conversion
 from waste.convert.journal import Journal
 from waste.errors import InputError, ResourceError, UsageError, WasteError
 from waste.models.formats import DEFAULT_EXPERTS, DEFAULT_TRUNK
@@ -292,13 +292,20 @@ def test_flipped_bytes_in_the_journal(
 @pytest.mark.parametrize("options", [{"experts": "q8"}, {"trunk": "f32"}])
 def test_changed_options_do_not_resume(tiny: Any, unfinished: Path, files_of: Files, options: dict[str, str]) -> None:
     before = files_of(unfinished)
-    changed = ConvertOptions(threads=1, **options)
-    with pytest.raises(UsageError) as caught:
-        run(tiny, unfinished, changed)
-    ((name, value),) = options.items()
-    assert name in caught.value.message
-    assert value in caught.value.message
-    assert "--restart" in (caught.value.hint or "")
+    changed, heard = ConvertOptions(threads=1, **options), list[Any]()
+    for attempt in (
+        lambda: convert(str(tiny.path), unfinished, changed, heard.append, heard.append),
+        lambda: plan_conversion(str(tiny.path), unfinished, changed, heard.append),
+    ):
+        with pytest.raises(UsageError) as caught:
+            attempt()
+        ((name, value),) = options.items()
+        assert name in caught.value.message
+        assert value in caught.value.message
+        hint = caught.value.hint or ""
+        assert f"--experts {DEFAULT_EXPERTS} --trunk {DEFAULT_TRUNK} goes on" in hint
+        assert "--restart" in hint
+    assert not any(isinstance(event, Preflight) for event in heard)  # nothing was announced
     assert files_of(unfinished) == before
     run(tiny, unfinished, ConvertOptions(threads=1, restart=True, **options))
     manifest = Container.open(unfinished).manifest

@@ -14,7 +14,7 @@ from waste.convert import target
 from waste.convert.assemble import assemble, container_bytes, tool_version
 from waste.convert.check import source_bytes
 from waste.convert.fit import fitted
-from waste.convert.journal import Journal
+from waste.convert.journal import Journal, begun_identity
 from waste.convert.locate import open_source
 from waste.convert.options import ConvertOptions, ConvertResult
 from waste.convert.pipeline import Pipeline
@@ -27,6 +27,8 @@ from waste.convert.provenance import (
     made_from,
     refuse_changes,
     refuse_moving_source,
+    refuse_other_options,
+    sketch,
 )
 from waste.convert.source import Source
 from waste.errors import UsageError, WasteError
@@ -41,12 +43,14 @@ def plan_conversion(source: str, dst: Path, options: ConvertOptions, on_event: O
     """Everything about converting `source` to `dst` that can be known without reading weights; writes nothing.
 
     Raises UnsupportedError, InputError and UsageError as `convert` does for a source that cannot be converted and a
-    `dst` that holds something else. Lack of space is in the result, and so are the notices.
+    `dst` that holds something else, an unfinished conversion with other options included. Lack of space is in the
+    result, and so are the notices.
     """
     dst = Path(dst)
     with _opened(source, options, on_event) as found:
         state = target.state_of(dst)
         prepared = fitted(found, prepare(found, options), options)
+        _refuse_other_options(found, prepared, dst, options, state)
         finished = False
         if state is target.State.FINISHED and not options.force and found.download_bytes() == 0:
             identity = identify(found, prepared.headers, prepared.small, prepared.formats, tool_version())
@@ -121,6 +125,7 @@ class _Run:
             self._note(notice)
         keep_finished = state is target.State.FINISHED and not self._options.force
         if not keep_finished:
+            _refuse_other_options(self._source, prepared, self._dst, self._options, state)
             plan = _preflight(self._source, prepared, self._dst, self._options, state, finished=False)
             if on_plan is not None:
                 on_plan(plan)
@@ -222,6 +227,17 @@ class _Run:
     def _note(self, message: str) -> None:
         self.notices.append(message)
         self._on_event(Notice(message))
+
+
+def _refuse_other_options(
+    source: Source, prepared: Prepared, dst: Path, options: ConvertOptions, state: target.State
+) -> None:
+    """UsageError when an unfinished conversion at `dst` would not be resumed, before anybody hears what is done."""
+    if state is not target.State.UNFINISHED or options.restart or options.force:
+        return
+    begun = begun_identity(dst)
+    if begun is not None:
+        refuse_other_options(begun, sketch(source, prepared.headers, prepared.small, prepared.formats, tool_version()))
 
 
 def _preflight(

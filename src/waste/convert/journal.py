@@ -156,6 +156,18 @@ class Journal:
         return True
 
 
+def begun_identity(directory: Path) -> dict[str, Any] | None:
+    """The identity of the conversion that was begun in `directory`, None where no journal tells. Changes nothing."""
+    try:
+        with (directory / JOURNAL_NAME).open("rb") as file:
+            line = file.readline(_LIMIT)
+    except OSError:
+        return None
+    fact = _fact(line[:-1]) if line.endswith(b"\n") else None
+    identity = None if fact is None else fact.get("identity")
+    return identity if isinstance(identity, dict) else None
+
+
 def _locked(path: Path) -> int:
     """The journal's descriptor, with an exclusive lock on the file that is under this name now."""
     while True:

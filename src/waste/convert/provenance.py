@@ -79,28 +79,42 @@ def _identity(source: Source, files: list[SourceFile], formats: Formats, tool: s
     return Identity(tool, formats.texts(), about, tuple(sorted(files, key=lambda file: file.name)))
 
 
+def refuse_other_options(found: Mapping[str, Any], wanted: Identity) -> None:
+    """UsageError when the unfinished conversion `found` has other options, another source or tool than `wanted`.
+
+    Looks at no file of the source: a `sketch` will do.
+    """
+    now = wanted.to_json()
+    for key in ("options", "source"):
+        before = found.get(key) or {}
+        for name, value in now[key].items():
+            if before.get(name) != value:
+                hint = RESTART_HINT
+                if key == "options":
+                    given = " ".join(f"--{option} {before.get(option)}" for option in now[key])
+                    hint = f"{given} goes on with it; {RESTART_HINT}"
+                raise UsageError(
+                    f"the unfinished conversion has {name} {before.get(name)!r}, this one {value!r}: "
+                    "it cannot be resumed",
+                    hint=hint,
+                )
+    for key, what in (("tool", "waste"), ("version", "container version")):
+        if found.get(key) != now[key]:
+            raise UsageError(
+                f"the unfinished conversion was begun by {what} {found.get(key)!r}, this is {now[key]!r}",
+                hint=RESTART_HINT,
+            )
+
+
 def refuse_changes(found: Mapping[str, Any], wanted: Identity) -> None:
     """Compare the identity of an unfinished conversion with the one asked for.
 
     Raises UsageError when options or tool differ, InputError when the source does, naming what changed.
     """
     hint = RESTART_HINT
-    now = wanted.to_json()
-    if found == now:
+    if found == wanted.to_json():
         return
-    for key in ("options", "source"):
-        for name, value in now[key].items():
-            before = (found.get(key) or {}).get(name)
-            if before != value:
-                raise UsageError(
-                    f"the unfinished conversion has {name} {before!r}, this one {value!r}: it cannot be resumed",
-                    hint=hint,
-                )
-    for key, what in (("tool", "waste"), ("version", "container version")):
-        if found.get(key) != now[key]:
-            raise UsageError(
-                f"the unfinished conversion was begun by {what} {found.get(key)!r}, this is {now[key]!r}", hint=hint
-            )
+    refuse_other_options(found, wanted)
     before_files = {file.get("name"): file for file in found.get("files", ())}
     for file in wanted.files:
         before = before_files.pop(file.name, None)
