@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from waste.container.reader import Container
 from waste.convert import ConvertOptions, convert, plan_conversion
+from waste.convert.journal import Journal
 from waste.convert.target import existing_parent, reusable_bytes, same_drive
 from waste.errors import ExitCode, InputError, ResourceError
 
@@ -56,14 +58,54 @@ def test_disk_full(
 
 def test_space_is_checked_first(tiny: Any, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_conversion(str(tiny.path), dst, ConvertOptions())
-    monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.write_bytes - 1)
+    monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.needed_bytes - 1)
     with pytest.raises(ResourceError) as caught:
         convert(str(tiny.path), dst, ConvertOptions())
-    assert "KiB" in caught.value.message
+    assert "MiB are free" in caught.value.message
     assert not dst.exists()
-    assert plan_conversion(str(tiny.path), dst, ConvertOptions()).free_bytes == plan.write_bytes - 1
-    monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.write_bytes)
+    assert plan_conversion(str(tiny.path), dst, ConvertOptions()).free_bytes == plan.needed_bytes - 1
+    monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.needed_bytes)
     convert(str(tiny.path), dst, ConvertOptions())
+
+
+@pytest.mark.parametrize("options", [{}, {"experts": "f32", "trunk": "f32"}], ids=str)
+def test_what_must_be_free_is_enough_and_not_much_more(
+    tiny: Any, dst: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """Container and journal, in whole blocks, at the moment when most lies there: before the journal goes."""
+    occupied = []
+    real = Journal.remove
+
+    def measured(journal: Journal) -> None:
+        files = [path.stat().st_size for path in dst.iterdir()]
+        occupied.append((sum(files), sum(-(-size // 4096) * 4096 for size in files), journal.path.stat().st_size))
+        real(journal)
+
+    monkeypatch.setattr(Journal, "remove", measured)
+    plan = plan_conversion(str(tiny.path), dst, ConvertOptions(**options))
+    convert(str(tiny.path), dst, ConvertOptions(**options))
+    ((_, blocks, journal),) = occupied
+    assert blocks <= plan.needed_bytes <= plan.write_bytes + 2 * journal + 4096 * (len(list(dst.iterdir())) + 1)
+
+
+def test_a_smaller_container_is_offered_where_there_can_be_one(
+    nano_checkpoint: Path, dst: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offered(free: int, **options: Any) -> int | None:
+        monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: free)
+        with pytest.raises(ResourceError) as caught:
+            convert(str(nano_checkpoint), dst, ConvertOptions(**options))
+        found = re.search(r"--size (\d+)MiB", caught.value.hint or "")
+        return int(found[1]) << 20 if found else None
+
+    needed = plan_conversion(str(nano_checkpoint), dst, ConvertOptions()).needed_bytes
+    assert offered(needed - 1, experts="wt3", trunk="q8") is None  # nothing is left to choose
+    assert offered(needed - 1, experts="f32") is None  # no choice is so small
+    assert offered(10 << 20) is None
+    size = offered(needed - 1)
+    assert size is not None
+    assert size > needed - (2 << 20)
+    convert(str(nano_checkpoint), dst, ConvertOptions(size=size))  # and it fits
 
 
 def test_what_is_there_need_not_fit_twice(tiny: Any, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +116,8 @@ def test_what_is_there_need_not_fit_twice(tiny: Any, dst: Path, monkeypatch: pyt
     plan = plan_conversion(str(tiny.path), dst, ConvertOptions())
     there = reusable_bytes(dst)
     assert there > 300_000
-    monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.write_bytes - there)
+    monkeypatch.setattr("waste.convert.target.free_bytes", lambda _: plan.needed_bytes)
+    assert plan.needed_bytes < plan.write_bytes
     convert(str(tiny.path), dst, ConvertOptions())
 
 

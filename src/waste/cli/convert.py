@@ -145,7 +145,8 @@ def _rows(report: Preflight) -> Iterator[tuple[str, str]]:
     yield "to write", format_bytes(report.write_bytes)
     if report.done_bytes:
         yield "done before", format_bytes(report.done_bytes)
-    yield "free there", f"{format_bytes(report.free_bytes)}{'' if report.fits else ', too little'}"
+    needed = "" if report.fits else f", {format_bytes(report.needed_bytes)} are needed"
+    yield "free there", f"{format_bytes(report.free_bytes)}{needed}"
     yield "time", f"about {format_seconds(report.seconds)}"
     for what, names in (("vision, skipped", report.vision), ("copies, skipped", report.copies)):
         if names:
@@ -192,6 +193,7 @@ def _document(report: Preflight) -> dict[str, Any]:
         "read_bytes": report.read_bytes,
         "write_bytes": report.write_bytes,
         "done_bytes": report.done_bytes,
+        "needed_bytes": report.needed_bytes,
         "free_bytes": report.free_bytes,
         "fits": report.fits,
         "expected_s": report.seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,6 +15,9 @@ from waste.convert.provenance import describe, sketch
 from waste.convert.source import Source
 from waste.convert.work import Work
 from waste.io.checksum import checksum
+
+_LINE_BYTES = 320  # of a line of the journal but for names: at most five numbers, three digests and their keys
+_BLOCK_BYTES = 4096
 
 
 def tool_version() -> str:
@@ -53,6 +57,21 @@ def container_bytes(source: Source, prepared: Prepared) -> int:
     )
     manifest = assemble(prepared, provenance, *_placeholders(prepared.work))
     return sum(manifest.file_sizes().values()) + len(manifest.to_bytes())
+
+
+def room_bytes(source: Source, prepared: Prepared, container: int) -> int:
+    """Bytes that writing a container of `container` bytes takes at most: its journal lies beside it until the end, and
+    every file fills whole blocks."""
+    work = prepared.work
+    identity = sketch(source, prepared.headers, prepared.small, prepared.formats, tool_version())
+    journal = _LINE_BYTES + len(json.dumps(identity.to_json()))
+    for file in work.tensors:
+        journal += _LINE_BYTES + sum(_LINE_BYTES + len(item.spec.name) + len(item.source) for item in file.items)
+    for bank in work.banks:
+        names = sum(len(name) for expert in range(bank.experts) for _, name in bank.sources(expert))
+        journal += _LINE_BYTES + bank.experts * _LINE_BYTES + names
+    files = len(work.tensors) + len(work.banks) + len(prepared.texts) + 2  # the manifest and the journal
+    return container + journal + files * _BLOCK_BYTES
 
 
 def _placeholders(work: Work) -> tuple[list[TensorEntry], list[BankEntry]]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from waste.container.manifest import MANIFEST_NAME, Manifest
 from waste.container.reader import Container
 from waste.convert import target
-from waste.convert.assemble import assemble, container_bytes, tool_version
+from waste.convert.assemble import assemble, container_bytes, room_bytes, tool_version
 from waste.convert.check import source_bytes
-from waste.convert.fit import fitted
+from waste.convert.fit import fitted, smallest
 from waste.convert.journal import Journal, begun_identity
 from waste.convert.locate import open_source
 from waste.convert.options import ConvertOptions, ConvertResult
@@ -129,11 +129,9 @@ class _Run:
             plan = _preflight(self._source, prepared, self._dst, self._options, state, finished=False)
             if on_plan is not None:
                 on_plan(plan)
-            # Whatever lies there is continued or replaced: it need not fit in a second time.
-            needed = plan.write_bytes - target.reusable_bytes(self._dst)
-            if plan.download_bytes and target.same_drive(self._source.directory, self._dst):
-                needed += plan.download_bytes
-            target.refuse_too_small(self._dst, needed, plan.free_bytes)
+            if not plan.fits:
+                smaller = self._smaller(prepared, state, plan.write_bytes - (plan.needed_bytes - plan.free_bytes))
+                raise target.too_small(self._dst, plan.needed_bytes, plan.free_bytes, smaller)
         checkpoint = self._source.fetch(self._on_event)
         prepared = with_local_headers(self._source, prepared)
         identity = identify(self._source, prepared.headers, prepared.small, prepared.formats, tool_version())
@@ -148,6 +146,15 @@ class _Run:
             return self._write(checkpoint, prepared, identity, journal), False
         finally:
             journal.close()
+
+    def _smaller(self, prepared: Prepared, state: target.State, size: int) -> int | None:
+        """`size` when --size could make the container so small: formats are left to choose, and nothing to resume."""
+        options = self._options
+        resumes = state is target.State.UNFINISHED and not options.restart and not options.force
+        if resumes or None not in (options.experts, options.trunk):
+            return None
+        size -= size % (1 << 20)  # as the hint writes it
+        return size if smallest(self._source, prepared, options) <= size else None
 
     def _claim(self, journal: Journal, identity: Identity) -> bool:
         """Make the folder ours: continue what the journal says, or begin anew. True if all is finished already."""
@@ -246,6 +253,11 @@ def _preflight(
     resumable = state is target.State.UNFINISHED and not options.restart and not options.force
     write = container_bytes(source, prepared)
     download = source.download_bytes()
+    there = target.reusable_bytes(dst)
+    # Whatever lies there is continued or replaced: it need not fit in a second time.
+    needed = max(room_bytes(source, prepared, write) - there, 0)
+    if download and target.same_drive(source.directory, dst):
+        needed += download
     inventory = prepared.inventory
     cores = default_threads()
     return Preflight(
@@ -262,7 +274,8 @@ def _preflight(
         download_bytes=download,
         read_bytes=inventory.read_bytes,
         write_bytes=write,
-        done_bytes=min(target.reusable_bytes(dst), write) if resumable else 0,
+        done_bytes=min(there, write) if resumable else 0,
+        needed_bytes=needed,
         free_bytes=target.free_bytes(dst),
         seconds=forecast(prepared, min(options.threads or cores, cores), download, write),
         finished=finished,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from waste.convert.assemble import container_bytes
-from waste.convert.mixes import EXPERTS, Costs, best_mixes
+from waste.convert.mixes import EXPERTS, Costs, Mix, best_mixes
 from waste.convert.options import ConvertOptions
 from waste.convert.preflight import Prepared
 from waste.convert.source import Source
@@ -22,18 +22,16 @@ def fitted(source: Source, prepared: Prepared, options: ConvertOptions) -> Prepa
     """
     if options.size is None:
         return prepared
-    fixed = {} if options.trunk is None else dict(read_classes(options.trunk))
-    if options.experts is not None:
-        fixed[EXPERTS] = options.experts
-    mixes = best_mixes(prepared.config, fixed, Costs.measured())
+    mixes = _mixes(prepared, options)
     texts = sum(map(len, prepared.texts.values()))
     for mix in mixes:
         if mix.nbytes + texts <= options.size:
             candidate = _in_formats(prepared, mix.formats)
             if container_bytes(source, candidate) <= options.size:
                 return candidate
-    least = container_bytes(source, _in_formats(prepared, mixes[-1].formats))
-    whose = f" with {_given(options)}" if fixed else ""
+    least = smallest(source, prepared, options)
+    given = _given(options)
+    whose = f" with {given}" if given else ""
     asked, takes = format_bytes(options.size), format_bytes(least)
     if asked == takes:  # three digits do not tell them apart
         asked, takes = f"{options.size} B", f"{least} B"
@@ -41,6 +39,18 @@ def fitted(source: Source, prepared: Prepared, options: ConvertOptions) -> Prepa
         f"a size of {asked} is too small: {source.label}{whose} takes {takes} at least",
         hint=f"--size {-(-least // (1 << 20))}MiB",
     )
+
+
+def smallest(source: Source, prepared: Prepared, options: ConvertOptions) -> int:
+    """Bytes of the smallest container in formats that `options` allow."""
+    return container_bytes(source, _in_formats(prepared, _mixes(prepared, options)[-1].formats))
+
+
+def _mixes(prepared: Prepared, options: ConvertOptions) -> list[Mix]:
+    fixed = {} if options.trunk is None else dict(read_classes(options.trunk))
+    if options.experts is not None:
+        fixed[EXPERTS] = options.experts
+    return best_mixes(prepared.config, fixed, Costs.measured())
 
 
 def _in_formats(prepared: Prepared, formats: Formats) -> Prepared:

@@ -45,7 +45,8 @@ class Preflight:
     download_bytes: int
     read_bytes: int
     write_bytes: int
-    done_bytes: int  # of these, already there from an interrupted conversion
+    done_bytes: int  # of `write_bytes`, already there from an interrupted conversion
+    needed_bytes: int  # that must be free at the target: journal, whole blocks and a download to the same drive too
     free_bytes: int  # at the target
     seconds: float  # expected, from a short measurement and nominal drive rates
     finished: bool = False  # the target holds exactly this already
@@ -53,7 +54,7 @@ class Preflight:
     @property
     def fits(self) -> bool:
         """Whether the target has room for what is still to be written."""
-        return self.finished or self.free_bytes >= self.write_bytes - self.done_bytes
+        return self.finished or self.free_bytes >= self.needed_bytes
 
 
 @dataclass(frozen=True)

@@ -125,11 +125,10 @@ def same_drive(one: Path, other: Path) -> bool:
     return existing_parent(one).stat().st_dev == existing_parent(other).stat().st_dev
 
 
-def refuse_too_small(directory: Path, needed: int, free: int) -> None:
-    """ResourceError when `needed` bytes do not fit into `free`."""
-    if needed > free:
-        smaller = f", or a smaller container: --size {free >> 20}MiB" if free >= 1 << 20 else ""
-        raise ResourceError(
-            f"{shown(directory)} needs {format_bytes(needed)}, {format_bytes(free)} are free there",
-            hint=f"free some space or choose another DST{smaller}",
-        )
+def too_small(directory: Path, needed: int, free: int, smaller: int | None) -> ResourceError:
+    """The error for `needed` bytes that do not fit into `free`; `smaller`: a whole number of MiB that would."""
+    size = f", or a smaller container: --size {smaller >> 20}MiB" if smaller is not None else ""
+    return ResourceError(
+        f"{shown(directory)} needs {format_bytes(needed)}, {format_bytes(free)} are free there",
+        hint=f"free some space or choose another DST{size}",
+    )
