@@ -17,10 +17,12 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-// GCC 12 believes that these instructions touch 8 bytes of a configuration, not 64: it would drop the stores to the
-// others, or what they were loaded with.
+// What lies there is in memory when this is passed, and may change there. GCC 12 believes that instructions touch 8 bytes
+// of a configuration, not 64, and that loads of tiles read nothing: it could drop stores, or move them behind the loads.
+WASTE_INLINE void settle(const void *memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
+
 WASTE_INLINE void load_config(const TileConfig &config) {
-  __asm__ volatile("" : : "r"(&config) : "memory");
+  settle(&config);
   _tile_loadconfig(&config);
 }
 
@@ -28,7 +30,7 @@ WASTE_INLINE void load_config(const TileConfig &config) {
 WASTE_INLINE TileConfig configure() {
   TileConfig before, config;
   _tile_storeconfig(&before);
-  __asm__ volatile("" : : "r"(&before) : "memory");
+  settle(&before);
   for (int i = 0; i < 8; ++i) {
     config.bytes[i] = VECTOR;
     config.rows[i] = ROWS;
@@ -101,6 +103,7 @@ static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t g
     each_quad<FORMAT, true, false>(from + SCALES, t, [&](std::size_t j, V v) __attribute__((always_inline)) {
       _mm512_store_si512(to + j * VECTOR, v);
     });
+    settle(to);
   };
   const TileConfig before = configure();
   for (std::size_t g = 0; g < groups; ++g) {
