@@ -324,3 +324,28 @@ def test_flags_that_are_not_flags_are_refused(lab: Any, rng: np.random.Generator
     for flags in (np.ones(4, np.int32), np.ones(5, np.int64)):
         with pytest.raises(ValueError, match="arrived"):
             lab.cpu.expert_group(x, routing, layout, Here(records, flags), shape, None)
+
+
+def test_a_group_wants_every_expert_that_was_chosen(lab: Any, rng: np.random.Generator) -> None:
+    """Rows without an expert would be summed as they lie in memory; an empty wave has no record to look at."""
+    shape = ExpertShape(40, 20, None)
+    layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
+    records, x = bank(rng, layout, 5), normal(rng, 2, 40)
+    routing = Routing(np.int32([[0, 1], [1, 4]]), np.ones((2, 2), np.float32))
+    for wave in (records[:4], []):
+        with pytest.raises(ValueError, match="not among the records"):
+            lab.cpu.expert_group(x, routing, layout, Here(wave), shape, None)
+    none = Routing(np.zeros((0, 2), np.int32), np.zeros((0, 2), np.float32))
+    assert lab.cpu.expert_group(x[:0], none, layout, Here([]), shape, None).shape == (0, 40)
+    with pytest.raises(ValueError, match="from 0 up"):
+        lab.cpu.expert_group(x, routing, layout, Here([*records, (-1, records[0][1])]), shape, None)
+
+
+def test_a_shared_expert_of_another_width_is_refused(lab: Any, rng: np.random.Generator) -> None:
+    shape = ExpertShape(40, 20, None)
+    layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
+    records, x, routing = bank(rng, layout, 5), normal(rng, 7, 40), random_routing(rng, 7, 2, 5)
+    w = MlpWeights(*(lab.weight(lab.cpu, normal(rng, *s)) for s in ((20, 40), (20, 40), (48, 20))))
+    assert lab.cpu.mlp(x, w, None).shape == (7, 48)
+    with pytest.raises(ValueError, match=r"^shared: expected D=40, found 40 to 48$"):
+        lab.cpu.expert_group(x, routing, layout, Here(records), shape, w)

@@ -357,8 +357,12 @@ std::vector<waste::Expert> experts_of(const RecordLayout &layout, const Records 
       throw std::invalid_argument("record: expected " + std::to_string(layout.nbytes) + " bytes, found " +
                                   std::to_string(nbytes));
     }
-    given.push_back({nb::cast<std::int32_t>(nb::handle(PyTuple_GET_ITEM(record, 0))),
-                     layout.at(nb::cast<Address>(nb::handle(PyTuple_GET_ITEM(record, 2))))});
+    const auto id = nb::cast<std::int32_t>(nb::handle(PyTuple_GET_ITEM(record, 0)));
+    const auto address = nb::cast<Address>(nb::handle(PyTuple_GET_ITEM(record, 2)));
+    if (id < 0 || address == 0) {
+      throw std::invalid_argument("a record has an expert from 0 up and an address");
+    }
+    given.push_back({id, layout.at(address)});
   }
   return given;
 }
@@ -409,8 +413,8 @@ void bind_feed_forward(nb::module_ &m) {
         const std::vector<waste::Expert> given = experts_of(layout, records);
         const std::int32_t *there = flags(arrived, given.size());
         nb::gil_scoped_release unlocked;
-        return waste::experts(pool, in, {chosen, nullptr, t, k}, {given.data(), given.size(), there}, layout.limit,
-                              parts);
+        const waste::Experts all{given.data(), given.size(), layout.hidden, there};
+        return waste::experts(pool, in, {chosen, nullptr, t, k}, all, layout.limit, parts);
       },
       "pool"_a, "x"_a, "ids"_a, "layout"_a, "records"_a, "arrived"_a.none(), "out"_a,
       "records: (expert, data, address, nbytes) each. `arrived` None: all are there. False: one will not come.");
@@ -431,8 +435,8 @@ void bind_feed_forward(nb::module_ &m) {
         bool whole = false;
         {
           nb::gil_scoped_release unlocked;
-          whole = waste::expert_group(pool, in, {chosen, share, t, k}, {given.data(), given.size(), there}, shared,
-                                      layout.limit, out.data);
+          const waste::Experts all{given.data(), given.size(), layout.hidden, there};
+          whole = waste::expert_group(pool, in, {chosen, share, t, k}, all, shared, layout.limit, out.data);
         }
         return std::pair(std::move(out), whole);
       },

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 
 namespace waste {
@@ -85,7 +86,7 @@ void run(Stage &stage, const Task *tasks, std::size_t count, float limit, float 
 
 // The tokens of each expert, from one pass over the choices. Experts that nobody chose have none.
 Task *tasks_of(Stage &stage, const float *x, const Choices &choices, const Experts &experts, float *out) {
-  const std::size_t rows = choices.tokens * choices.top_k, dim = experts.given[0].w.down.rows;
+  const std::size_t rows = choices.tokens * choices.top_k, dim = experts.hidden;
   std::int32_t most = 0;
   for (std::size_t i = 0; i < experts.count; ++i) {
     most = std::max(most, experts.given[i].id);
@@ -139,17 +140,22 @@ private:
   int looks_ = 0;
 };
 
-// Runs every expert once, those that are there first. `first` is a task that waits for nobody, or null.
-bool run_experts(Stage &stage, const float *x, const Choices &choices, const Experts &experts, const Task *first,
-                 float limit, float *out) {
+// Runs every expert once, those that are there first. `first` is a task that waits for nobody, or null. Throws if `all`
+// that were chosen must be given and are not.
+bool run_experts(Stage &stage, const float *x, const Choices &choices, const Experts &experts, bool all,
+                 const Task *first, float limit, float *out) {
   Task *tasks = experts.count > 0 ? tasks_of(stage, x, choices, experts, out) : nullptr;
   Task *ready = stage.array<Task>(experts.count + 1);
   bool *done = stage.array<bool>(experts.count);
   std::fill(done, done + experts.count, false);
-  std::size_t largest = TOGETHER, inner = 0;
+  std::size_t largest = TOGETHER, inner = 0, rows = 0;
   for (std::size_t i = 0; i < experts.count; ++i) {
     largest = std::max(largest, tasks[i].tokens);
     inner = std::max(inner, tasks[i].inner());
+    rows += tasks[i].tokens;
+  }
+  if (all && rows < choices.tokens * choices.top_k) {
+    throw std::invalid_argument("a token chose an expert that is not among the records given");
   }
   const std::size_t vectors = std::min(choices.tokens * choices.top_k, TOGETHER + largest);
   float *scratch = stage.floats(2 * vectors * inner + (first != nullptr ? scratch_size(first, 1) : 0));
@@ -222,13 +228,13 @@ void mlp(Pool &pool, const float *x, const Mlp &w, float limit, float *out, std:
 
 bool experts(Pool &pool, const float *x, const Choices &choices, const Experts &given, float limit, float *out) {
   Stage stage(pool);
-  return run_experts(stage, x, choices, given, nullptr, limit, out);
+  return run_experts(stage, x, choices, given, false, nullptr, limit, out);
 }
 
 bool expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &given, const Mlp *shared,
                   float limit, float *out) {
   Stage stage(pool);
-  const std::size_t t = choices.tokens, dim = given.given[0].w.down.rows;
+  const std::size_t t = choices.tokens, dim = given.hidden;
   float *parts = stage.floats(t * choices.top_k * dim), *common = nullptr;
   Task first{};
   if (shared != nullptr) {
@@ -238,7 +244,7 @@ bool expert_group(Pool &pool, const float *x, const Choices &choices, const Expe
       run_mlp(stage, x, *shared, limit, common, t);
     }
   }
-  if (!run_experts(stage, x, choices, given, shared != nullptr && t <= RUN ? &first : nullptr, limit, parts)) {
+  if (!run_experts(stage, x, choices, given, true, shared != nullptr && t <= RUN ? &first : nullptr, limit, parts)) {
     return false;
   }
   weighted_sum(stage, parts, choices, common, out, dim);

@@ -25,6 +25,7 @@ struct Expert {
 struct Experts {
   const Expert *given;
   std::size_t count;
+  std::size_t hidden; // D
   const std::int32_t *arrived; // (count): 0 while a record is read, 1 when it is there, below 0 when it will not come.
                                // Others write to it meanwhile. Null: all are there.
 };
@@ -42,7 +43,7 @@ struct Choices {
 bool experts(Pool &pool, const float *x, const Choices &choices, const Experts &experts, float limit, float *out);
 
 // out (T, D) = sum over k, in order, of weights[t, k] * (expert ids[t, k] of x), + shared x where there is one.
-// All experts that were chosen must be given. Returns as `experts`.
+// Returns as `experts`. Throws std::invalid_argument when an expert that was chosen is not given.
 bool expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &experts, const Mlp *shared,
                   float limit, float *out);
 
