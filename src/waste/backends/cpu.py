@@ -2,8 +2,9 @@
 
 This file puts the weights of a layer together, with their shapes checked, when it meets them first; whatever changes
 from call to call is checked, and outputs are allocated, where the arithmetic is: in `kernels/csrc/cpu`.
-Sums are float32 in a fixed order (float64 for norms, router logits and index scores), so results depend
-neither on the number of threads nor on which tokens are evaluated together.
+Sums are float32 in a fixed order (float64 for norms, router logits and index scores; whole numbers within the groups
+of strip formats, whose inputs are rounded to 8 bits), so results depend neither on the number of threads nor on which
+tokens are evaluated together.
 """
 
 from __future__ import annotations

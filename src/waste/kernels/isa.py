@@ -1,6 +1,7 @@
 """Which instruction set native code uses: the best this processor has, or one that was forced for the whole process.
 
-Results do not depend on it, nor do the bytes of encoded matrices: it is a matter of speed, and of tests.
+Neither the bytes of encoded matrices nor results depend on it, but for attention over the cache, which rounds once
+less where products and sums are fused (all sets but portable): it is a matter of speed, and of tests.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from waste.errors import UnsupportedError
 from waste.kernels import _cpu
 
-# Slowest first. avx2 includes FMA and F16C; avx512 includes BW, DQ, VL, VNNI and VBMI; amx is avx512 with int8 tiles.
+# Slowest first. avx2 includes FMA and F16C; avx512 includes BW, DQ, VL, VNNI, VBMI and GFNI; amx is avx512 with int8
+# tiles.
 ISAS = ("portable", "avx2", "avx512", "amx")
 
 

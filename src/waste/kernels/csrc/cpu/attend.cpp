@@ -12,8 +12,6 @@
 #include "simd.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 namespace waste {
 

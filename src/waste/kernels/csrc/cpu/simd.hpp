@@ -40,19 +40,11 @@ template <class V> WASTE_INLINE V load(const void *from) {
 
 template <class V> WASTE_INLINE void store(void *to, V value) { __builtin_memcpy(to, &value, sizeof value); }
 
-// Look-ups, lane by lane: table[index % 16], and the two vectors of a table[index % 32].
+// Look-ups, lane by lane: table[index % 16].
 #if defined(__clang__)
 WASTE_INLINE u8x16 pick(u8x16 table, u8x16 index) { return __builtin_shufflevector(table, index & 15); }
-WASTE_INLINE f32x16 pick(f32x16 low, f32x16 high, i32x16 index) {
-  f32x16 found;
-  for (std::size_t i = 0; i < LANES; ++i) {
-    found[i] = index[i] & 16 ? high[index[i] & 15] : low[index[i] & 15];
-  }
-  return found;
-}
 #else
 WASTE_INLINE u8x16 pick(u8x16 table, u8x16 index) { return __builtin_shuffle(table, index); }
-WASTE_INLINE f32x16 pick(f32x16 low, f32x16 high, i32x16 index) { return __builtin_shuffle(low, high, index); }
 #endif
 
 // Sum of the lanes, always by the same tree: the upper half is added to the lower one until one is left.

@@ -3,7 +3,6 @@
 // Templates of an anonymous namespace: what is compiled for one instruction set stays in its file.
 #pragma once
 
-#include "../rotate.hpp"
 #include "../simd.hpp"
 #include "../weight.hpp"
 #include "../wt_tables.hpp"
