@@ -32,6 +32,16 @@ struct Inputs {
 
 bool is_many(const Int8Kernels &kernels, std::size_t tokens) { return tokens >= kernels.many_from; }
 
+// Whether a product's inputs are packed, and the bytes from one run to the next: of those vectors there are, since most
+// experts of a prompt have few.
+bool is_packed(const Int8Kernels &kernels, const Product &p) {
+  return kernels.pack != nullptr && strips(p.w->format) && is_many(kernels, p.tokens);
+}
+
+std::size_t packed_run(const Int8Kernels &kernels, const Product &p) {
+  return ceil_div(kernels.packed_bytes(p.w->groups(), std::min(MANY, p.tokens)), VECTOR) * VECTOR;
+}
+
 // An input that products may share: the same numbers, rotated or not, as so many groups.
 struct Source {
   const float *x;
@@ -119,7 +129,7 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
     std::size_t product, run, first; // `first` counts from the start of the run
   };
   std::size_t *firsts = stage.array<std::size_t>(products.size());
-  std::size_t count = 0, packs = 0, last = products.size();
+  std::size_t count = 0, packs = 0, bytes = 0, last = products.size();
   for (std::size_t i = 0; i < products.size(); ++i) {
     const Product &p = products[i];
     if (!strips(p.w->format)) {
@@ -135,18 +145,13 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
       chosen[count++] = static_cast<std::int32_t>(sources.index({p.x[t], p.w->cols, rotated(p.w->format), {}}));
     }
     packs += ceil_div(p.tokens, PACKED);
+    bytes += is_packed(kernels, p) ? ceil_div(p.tokens, MANY) * packed_run(kernels, p) : 0;
   }
-  std::size_t bytes = 0, work = 0;
+  std::size_t work = 0;
   for (std::size_t i = 0; i < sources.count(); ++i) {
     const std::size_t groups = ceil_div(sources[i].cols, GROUP);
     bytes += Block::rounded(groups * GROUP) + 2 * Block::rounded(groups * sizeof(float));
     work += 8 * sources[i].cols; // rotation: signs and 7 additions each
-  }
-  for (std::size_t i = 0; kernels.pack != nullptr && i < products.size(); ++i) {
-    const Product &p = products[i];
-    if (strips(p.w->format) && is_many(kernels, p.tokens)) {
-      bytes += ceil_div(p.tokens, MANY) * Block::rounded(kernels.packed_bytes(p.w->groups(), MANY));
-    }
   }
   Block block(stage, bytes);
   for (std::size_t i = 0; i < sources.count(); ++i) {
@@ -176,8 +181,8 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
     }
     last = i;
     inputs[i] = {vectors + firsts[i], nullptr, 0};
-    if (kernels.pack != nullptr && is_many(kernels, p.tokens)) {
-      inputs[i].packed_run = Block::rounded(kernels.packed_bytes(p.w->groups(), MANY));
+    if (is_packed(kernels, p)) {
+      inputs[i].packed_run = packed_run(kernels, p);
       inputs[i].packed = block.take<std::byte>(ceil_div(p.tokens, MANY) * inputs[i].packed_run);
       for (std::size_t t = 0; t < p.tokens; t += PACKED) {
         todo[runs++] = {i, t / MANY * MANY, t % MANY};
