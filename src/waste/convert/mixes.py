@@ -6,7 +6,7 @@ twice what a whole mix measures; but their powers do,
 
     cost(mix) ^ p = sum over classes of cost(class) ^ p,
 
-with p = 1.9, which predicts 25 whole mixes to 10 % on average (LEARNED: format-mixes): nearly as if errors added up in
+with p = 1.89, which predicts 25 whole mixes to 10 % on average (LEARNED: format-mixes): nearly as if errors added up in
 squares and KL were linear in their size, as it is where they change the choice of experts. Limits: one small model,
 nano-glm. Order and ratios of classes and formats may carry over to a large one, absolute values do not: small models
 lose more per bit. The draft layer, which no answer depends on, has bytes and no cost.
