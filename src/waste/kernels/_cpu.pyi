@@ -1,5 +1,5 @@
 """
-Native CPU stages. Arrays are C-contiguous; ValueError, naming the axes, for one of another kind or shape.
+Native CPU stages. Arrays are C-contiguous; ValueError, naming the axes, for others.
 """
 
 from collections.abc import Sequence

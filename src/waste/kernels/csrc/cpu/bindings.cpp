@@ -57,7 +57,8 @@ void bind_memory(nb::module_ &m) {
            "threads"_a)
       .def_prop_ro("threads", &waste::Pool::threads);
 
-  nb::class_<waste::Weight>(m, "Weight", nb::is_weak_referenceable(), "A matrix in kernel layout at an address; keeps `owner` alive.")
+  nb::class_<waste::Weight>(m, "Weight", nb::is_weak_referenceable(),
+                            "A matrix in kernel layout at an address; keeps `owner` alive.")
       .def(
           "__init__",
           [](waste::Weight *self, Address address, int fmt, std::size_t rows, std::size_t cols, nb::object) {
@@ -154,7 +155,7 @@ void bind_probe(nb::module_ &m) {
 
 NB_MODULE(_cpu, m) {
   waste::open_border();
-  m.doc() = "Native CPU stages. Arrays are C-contiguous; ValueError, naming the axes, for one of another kind or shape.";
+  m.doc() = "Native CPU stages. Arrays are C-contiguous; ValueError, naming the axes, for others.";
   bind_memory(m);
   waste::bind_layers(m);
   bind_formats(m);

@@ -110,7 +110,8 @@ void hc_post(Pool &pool, float *streams, const float *out, const float *post, co
   Stage stage(pool);
   stage.parallel(dims.tokens * runs, dims.tokens * n * n * dims.dim, [&](std::size_t item, std::size_t) {
     const std::size_t t = item / runs, begin = item % runs * run, count = std::min(run, dims.dim - begin);
-    sums.mix(streams + t * n * dims.dim + begin, dims.dim, post + t * n, comb + t * n * n, n, out + t * dims.dim + begin,
+    float *to = streams + t * n * dims.dim + begin;
+    sums.mix(to, dims.dim, post + t * n, comb + t * n * n, n, out + t * dims.dim + begin,
              count);
   });
 }

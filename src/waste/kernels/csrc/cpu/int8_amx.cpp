@@ -17,8 +17,9 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-// What lies there is in memory when this is passed, and may change there. GCC 12 believes that instructions touch 8 bytes
-// of a configuration, not 64, and that loads of tiles read nothing: it could drop stores, or move them behind the loads.
+// What lies there is in memory when this is passed, and may change there. GCC 12 believes that instructions touch 8
+// bytes of a configuration, not 64, and that loads of tiles read nothing: it could drop stores, or move them behind the
+// loads.
 WASTE_INLINE void settle(const void *memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
 
 WASTE_INLINE void load_config(const TileConfig &config) {
@@ -78,8 +79,9 @@ WASTE_INLINE void add_tile(const std::int32_t *tile, __m512 weight_scales, const
   if (count == ROWS) {
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < ROWS; ++i) {
-      _mm512_storeu_ps(out + i * STRIP, accumulate(_mm512_loadu_ps(out + i * STRIP), _mm512_load_si512(tile + i * STRIP),
-                                                   weight_scales, scales[i]));
+      const V sums = _mm512_load_si512(tile + i * STRIP);
+      _mm512_storeu_ps(out + i * STRIP,
+                       accumulate(_mm512_loadu_ps(out + i * STRIP), sums, weight_scales, scales[i]));
     }
     return;
   }

@@ -93,7 +93,8 @@ WASTE_INLINE void each_quad(const std::uint8_t *codes, const Tables &t, const Ta
 #pragma GCC unroll 1
     for (std::size_t b = 0; b < 4; ++b) {
       const std::uint8_t *p = codes + b * 3 * VECTOR;
-      const V v1 = codes_at(p + VECTOR), v2 = codes_at(p + 2 * VECTOR), next = codes_at(b == 3 ? codes : p + 3 * VECTOR);
+      const V v1 = codes_at(p + VECTOR), v2 = codes_at(p + 2 * VECTOR);
+      const V next = codes_at(b == 3 ? codes : p + 3 * VECTOR);
       const V spare = select<0x03>(right<6>(v), select<0x0C>(right<4>(v1), right<2>(v2)));
       take(8 * b, look(t.plain, v));
       take(8 * b + 1, look(t.swapped, select<0x38>(v, v1)));
@@ -243,7 +244,8 @@ WASTE_INLINE void tile(const V *weights, __m256 scales, std::size_t g, const Int
 }
 
 template <Format FORMAT>
-static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens, float *out) {
+static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
+                    float *out) {
   const Tables t = tables<FORMAT>();
   __builtin_memset(out, 0, tokens * STRIP * sizeof(float));
   for (std::size_t g = 0; g < groups; ++g, strip += group_bytes(FORMAT)) {

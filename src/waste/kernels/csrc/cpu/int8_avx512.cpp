@@ -23,12 +23,14 @@ WASTE_INLINE void tile(const V *weights, __m512 scales, std::size_t g, const Int
 }
 
 template <Format FORMAT>
-static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens, float *out) {
+static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
+                    float *out) {
   const Tables t = tables<FORMAT, false>();
   __builtin_memset(out, 0, tokens * STRIP * sizeof(float));
   for (std::size_t g = 0; g < groups; ++g, strip += group_bytes(FORMAT)) {
     V weights[GROUP / 4];
-    each_quad<FORMAT, false, true>(strip + SCALES, t, [&](std::size_t j, V v) __attribute__((always_inline)) { weights[j] = v; });
+    each_quad<FORMAT, false, true>(strip + SCALES, t,
+                                   [&](std::size_t j, V v) __attribute__((always_inline)) { weights[j] = v; });
     const __m512 scales = scales_at(strip);
     std::size_t i = 0;
     for (; i + TILE <= tokens; i += TILE) {

@@ -19,8 +19,8 @@ using V = __m512i;
 // Strips that are read side by side for one vector or a few: 1.1 to 1.2 times the speed from memory of one alone.
 constexpr std::size_t STREAMS = 4;
 
-// Bytes ahead of the codes being decoded that are asked for. With four streams 1.5 to 2 KB is best for all formats; 4 KB
-// lose 5 to 11 %, 8 KB 20.
+// Bytes ahead of the codes being decoded that are asked for. With four streams 1.5 to 2 KB is best for all formats; 4
+// KB lose 5 to 11 %, 8 KB 20.
 constexpr std::size_t AHEAD = 2048;
 
 template <bool FETCH> WASTE_INLINE V codes_at(const std::uint8_t *p) {
@@ -86,8 +86,8 @@ template <Format FORMAT, bool SIGNED> WASTE_INLINE Tables tables() {
 }
 
 // take(j, bytes) for the 32 vectors of a group in order: byte 4 * row + q is the weight of column 4j + q, plus OFFSET
-// unless SIGNED. vpermb ignores the two upper bits of an index, so windows may carry others' bits there. FETCH: asks for
-// what lies AHEAD.
+// unless SIGNED. vpermb ignores the two upper bits of an index, so windows may carry others' bits there. FETCH: asks
+// for what lies AHEAD.
 template <Format FORMAT, bool SIGNED, bool FETCH, class Take>
 WASTE_INLINE void each_quad(const std::uint8_t *codes, const Tables &t, const Take &take) {
   const auto plain = [&](std::size_t j, V window) { take(j, _mm512_permutexvar_epi8(window, t.plain)); };

@@ -15,9 +15,6 @@
 
 namespace waste {
 
-// Rows that are asked for ahead: tokens of a chunk lie in pages of their own, where no hardware prefetcher finds them.
-constexpr std::size_t AHEAD = 8;
-
 namespace {
 
 // One projection of one head: where its columns lie in the chunk, in the state and in the kernel.
@@ -152,8 +149,8 @@ void chunk(Stage &stage, const float *x, const KdaWeights &w, const KdaDims &d, 
     for (std::size_t i = 0; i < t; ++i) {
       float *o = y + i * c + at;
       for (std::size_t j = 0; j < dim; j += LANES) {
-        __builtin_prefetch(o + AHEAD * c + j, 1);
-        __builtin_prefetch(gate + (i + AHEAD) * c + at + j);
+        __builtin_prefetch(o + KDA_AHEAD * c + j, 1);
+        __builtin_prefetch(gate + (i + KDA_AHEAD) * c + at + j);
       }
       vectors.rms_norm(b.o + i * b.wide, w.norm, dim, d.norm_eps, o);
       loops.gate(o, gate + i * c + at, dim);

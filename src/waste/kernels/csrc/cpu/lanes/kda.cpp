@@ -7,9 +7,6 @@ namespace waste::WASTE_ISA {
 
 namespace {
 
-// Tokens of a chunk lie in pages of their own, where no hardware prefetcher finds the next one.
-constexpr std::size_t AHEAD = 8;
-
 // Numbers of a register at c that belong to the `dim` there are.
 WASTE_INLINE std::size_t there(std::size_t dim, std::size_t c) {
   return c + FLOATS <= dim ? FLOATS : c < dim ? dim - c : 0;
@@ -21,7 +18,7 @@ void convolve(const float *in, const float *past, const float *kernel, std::size
     for (std::size_t c = 0; c < wide; c += FLOATS) {
       const std::size_t count = there(dim, c);
       Floats sum{};
-      __builtin_prefetch(in + (t + AHEAD) * stride + c);
+      __builtin_prefetch(in + (t + KDA_AHEAD) * stride + c);
       for (std::size_t j = 0; j < taps; ++j) {
         // Tap j looks at token t - (taps - 1) + j: in the chunk from taps - 1 - t on, before it in the past.
         const float *row = t + j + 1 >= taps ? in + (t + j + 1 - taps) * stride : past + (t + j) * stride;
@@ -67,7 +64,7 @@ void decay(const float *f, std::size_t stride, const float *bias, float rate, bo
   for (std::size_t t = 0; t < tokens; ++t) {
     for (std::size_t c = 0; c < wide; c += FLOATS) {
       const std::size_t count = there(dim, c), at = t * wide + c;
-      __builtin_prefetch(f + (t + AHEAD) * stride + c);
+      __builtin_prefetch(f + (t + KDA_AHEAD) * stride + c);
       const Floats x = some(f + t * stride + c, count) + some(bias + c, count);
       const Floats kept = bounded ? exp(sigmoid(x * rate) * bound) : exp(softplus(x) * -rate);
       store(decay + at, kept);

@@ -68,6 +68,9 @@ struct DecodeLanes {
 
 constexpr std::size_t KDA_COLUMNS = 64; // most of a state that pass together
 
+// Tokens whose rows are asked for ahead: they lie in pages of their own, where no hardware prefetcher finds the next one.
+constexpr std::size_t KDA_AHEAD = 8;
+
 // kda.cpp: one head. Rows of `wide` numbers, a multiple of 16, zeros from dim on; the inputs' rows lie `stride` apart.
 struct KdaLanes {
   // out (T, wide) = silu of the causal convolution of in (T, stride). past (taps - 1, stride), kernel (taps, wide)

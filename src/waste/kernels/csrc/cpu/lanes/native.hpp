@@ -58,8 +58,8 @@ WASTE_INLINE Doubles doubles(const std::uint16_t *from) { // bf16
   return as<Doubles>(
       _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16))));
 #elif defined(__AVX2__)
-  return as<Doubles>(_mm256_cvtps_pd(
-      _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from))), 16))));
+  const __m128i four = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
+  return as<Doubles>(_mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(four, 16))));
 #else
   return Doubles{as<float>(static_cast<std::uint32_t>(from[0]) << 16),
                  as<float>(static_cast<std::uint32_t>(from[1]) << 16)};

@@ -16,7 +16,7 @@ from waste.models.formats import MATRICES
 from waste.models.spec import DRAFT_FILE, TRUNK_FILE, Role, trunk_specs
 from waste.models.stored import stored_config
 
-TOOL = Path(__file__).resolve().parent.parent / "tools" / "quality_ggml.py"
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "quality_ggml.py"
 
 
 @pytest.fixture(scope="module")
