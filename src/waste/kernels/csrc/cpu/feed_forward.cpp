@@ -49,29 +49,35 @@ void run(Stage &stage, const Task *tasks, std::size_t count, float limit, float 
     float *gate, *up;
     std::size_t size;
   };
-  std::size_t vectors = 0, widest = 0;
+  std::size_t vectors = 0, widest = 0, given = 0, apart = 0; // `apart`: vectors whose activation is a step of its own
   for (std::size_t i = 0; i < count; ++i) {
     vectors += tasks[i].tokens;
-    widest = std::max(widest, tasks[i].inner());
   }
   Row *rows = stage.array<Row>(vectors);
-  float ***gates = stage.array<float **>(count);
-  for (std::size_t i = 0, at = 0; i < count; ++i) {
+  float ***inner = stage.array<float **>(count);
+  for (std::size_t i = 0; i < count; ++i) {
     const Task &task = tasks[i];
     const std::size_t numbers = task.tokens * task.inner();
-    gates[i] = rows_of(stage, scratch, task.inner(), task.tokens);
-    float **ups = rows_of(stage, scratch + numbers, task.inner(), task.tokens);
-    scratch += 2 * numbers;
-    products[2 * i] = product(task.w->gate, task.x, gates[i], task.tokens);
-    products[2 * i + 1] = product(task.w->up, task.x, ups, task.tokens);
-    for (std::size_t t = 0; t < task.tokens; ++t) {
-      rows[at++] = {gates[i][t], ups[t], task.inner()};
+    inner[i] = rows_of(stage, scratch, task.inner(), task.tokens);
+    if (can_gate(task.w->gate, task.w->up)) {
+      products[given] = product(task.w->up, task.x, inner[i], task.tokens);
+      products[given].gate = &task.w->gate;
+      products[given++].limit = limit;
+    } else {
+      float **ups = rows_of(stage, scratch + numbers, task.inner(), task.tokens);
+      products[given++] = product(task.w->gate, task.x, inner[i], task.tokens);
+      products[given++] = product(task.w->up, task.x, ups, task.tokens);
+      for (std::size_t t = 0; t < task.tokens; ++t) {
+        rows[apart++] = {inner[i][t], ups[t], task.inner()};
+      }
+      widest = std::max(widest, task.inner());
     }
+    scratch += 2 * numbers;
   }
-  multiply(stage, {products, 2 * count});
+  multiply(stage, {products, given});
   constexpr std::size_t span = 512; // activations per item
   const std::size_t spans = ceil_div(widest, span);
-  stage.parallel(vectors * spans, vectors * widest * 8, [&](std::size_t item, std::size_t) {
+  stage.parallel(apart * spans, apart * widest * 8, [&](std::size_t item, std::size_t) {
     const Row &row = rows[item / spans];
     const std::size_t begin = item % spans * span;
     if (begin < row.size) {
@@ -79,7 +85,7 @@ void run(Stage &stage, const Task *tasks, std::size_t count, float limit, float 
     }
   });
   for (std::size_t i = 0; i < count; ++i) {
-    products[i] = product(tasks[i].w->down, gates[i], tasks[i].out, tasks[i].tokens);
+    products[i] = product(tasks[i].w->down, inner[i], tasks[i].out, tasks[i].tokens);
   }
   multiply(stage, {products, count});
 }

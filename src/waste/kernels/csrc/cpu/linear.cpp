@@ -204,21 +204,33 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
 // power of two apart as a rule, and single lines of all of them fall into the same few sets of the cache.
 constexpr std::size_t HELD = 8;
 
+// out (blocks, count, 16) = `blocks` <= HELD blocks of w from `first` on, times `count` vectors from `token` on.
+void multiply_blocks(const Int8Kernels &kernels, const Weight &w, const Product &p, const Inputs &in,
+                     std::size_t first, std::size_t blocks, std::size_t token, std::size_t count, float *out) {
+  const std::size_t groups = w.groups();
+  if (!is_many(kernels, p.tokens)) { // then count <= FEW
+    return kernels.few(w.format, w.strip(first), blocks, groups, in.x + token, count, out);
+  }
+  const void *packed = in.packed == nullptr ? nullptr : in.packed + token / MANY * in.packed_run;
+  for (std::size_t b = 0; b < blocks; b += kernels.together) {
+    kernels.many(w.format, w.strip(first + b), std::min(kernels.together, blocks - b), groups, in.x + token, packed,
+                 count, out + b * count * STRIP);
+  }
+}
+
 // Rows of blocks `begin` to `end` of a product of a strip format, for `count` vectors from `token` on.
 void multiply_strips(const Int8Kernels &kernels, const Product &p, const Inputs &in, std::size_t begin,
                      std::size_t end, std::size_t token, std::size_t count) {
   alignas(64) float out[HELD * MANY * STRIP]; // 64 KiB
-  const std::size_t groups = p.w->groups();
-  const void *packed = in.packed == nullptr ? nullptr : in.packed + token / MANY * in.packed_run;
   for (std::size_t first = begin; first < end; first += HELD) {
     const std::size_t blocks = std::min(HELD, end - first);
-    const bool many = is_many(kernels, p.tokens);
-    for (std::size_t b = 0; many && b < blocks; b += kernels.together) {
-      kernels.many(p.w->format, p.w->strip(first + b), std::min(kernels.together, blocks - b), groups, in.x + token,
-                   packed, count, out + b * count * STRIP);
-    }
-    if (!many) { // then count <= FEW
-      kernels.few(p.w->format, p.w->strip(first), blocks, groups, in.x + token, count, out);
+    if (p.gate == nullptr) {
+      multiply_blocks(kernels, *p.w, p, in, first, blocks, token, count, out);
+    } else {
+      alignas(64) float up[HELD * MANY * STRIP];
+      multiply_blocks(kernels, *p.gate, p, in, first, blocks, token, count, out);
+      multiply_blocks(kernels, *p.w, p, in, first, blocks, token, count, up);
+      lanes().vector.swiglu(out, up, blocks * count * STRIP, p.limit);
     }
     for (std::size_t t = 0; t < count; ++t) {
       for (std::size_t b = 0; b < blocks; ++b) {
@@ -257,7 +269,7 @@ void multiply(Stage &stage, std::span<const Product> products) {
       cuts[i] = cut(p, kernels, stage.threads());
       cuts[i].first = items;
       items += cuts[i].runs * ceil_div(p.tokens, cuts[i].tokens);
-      work += (p.end - p.begin) * p.w->cols * p.tokens / (strips(p.w->format) ? 4 : 1);
+      work += (p.end - p.begin) * p.w->cols * p.tokens * (p.gate != nullptr ? 2 : 1) / (strips(p.w->format) ? 4 : 1);
     }
   }
   stage.parallel(items, work, [&](std::size_t item, std::size_t) {

@@ -10,6 +10,9 @@ namespace waste {
 
 // y[t][row - begin] = w[row] . x[t] for rows begin <= row < end. Vectors are given one pointer each, so that they
 // may lie anywhere: rows of a matrix, heads of a query, the tokens of an expert.
+//
+// With a gate: y = silu(min(gate[row] . x[t], limit)) * clamp(w[row] . x[t], -limit, limit), for two matrices of one
+// shape that can_gate says yes to. Neither product is written to memory.
 struct Product {
   const Weight *w;
   const float *const *x;
@@ -17,11 +20,18 @@ struct Product {
   std::size_t tokens;
   std::size_t begin;
   std::size_t end;
+  const Weight *gate = nullptr;
+  float limit = 0.0f;
 };
 
 // All rows of w.
 inline Product product(const Weight &w, const float *const *x, float *const *y, std::size_t tokens) {
   return Product{&w, x, y, tokens, 0, w.rows};
+}
+
+// Whether both take the same inputs of 8 bits.
+inline bool can_gate(const Weight &gate, const Weight &up) {
+  return strips(gate.format) && strips(up.format) && rotated(gate.format) == rotated(up.format);
 }
 
 // Pointers to `count` rows of a matrix, `stride` numbers apart.
