@@ -76,18 +76,19 @@ static void pack(const Int8Vector *x, std::size_t groups, std::size_t tokens, st
 // out (16, 16) += tile (vectors, rows) of whole numbers, scaled.
 WASTE_INLINE void add_tile(const std::int32_t *tile, __m512 weight_scales, const float *scales, std::size_t count,
                            float *out) {
+  const auto add_row = [&](std::size_t i) __attribute__((always_inline)) {
+    const V sums = _mm512_load_si512(tile + i * STRIP);
+    _mm512_storeu_ps(out + i * STRIP, accumulate(_mm512_loadu_ps(out + i * STRIP), sums, weight_scales, scales[i]));
+  };
   if (count == ROWS) {
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < ROWS; ++i) {
-      const V sums = _mm512_load_si512(tile + i * STRIP);
-      _mm512_storeu_ps(out + i * STRIP,
-                       accumulate(_mm512_loadu_ps(out + i * STRIP), sums, weight_scales, scales[i]));
+      add_row(i);
     }
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
-    _mm512_storeu_ps(out + i * STRIP, accumulate(_mm512_loadu_ps(out + i * STRIP), _mm512_load_si512(tile + i * STRIP),
-                                                 weight_scales, scales[i]));
+    add_row(i);
   }
 }
 
@@ -111,7 +112,7 @@ static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t g
   for (std::size_t g = 0; g < groups; ++g) {
     const std::uint8_t *from = strip + g * group_bytes(FORMAT), *from2 = second + g * group_bytes(FORMAT);
     const std::uint8_t *a = static_cast<const std::uint8_t *>(packed) + g * group_size(tokens);
-    const float *scales = reinterpret_cast<const float *>(a + tiles(tokens) * TILE_BYTES);
+    const float *scales = reinterpret_cast<const float *>(a + count_tiles * TILE_BYTES);
     // The next group's bytes are asked for a few lines at a time, beside the products: all at once they would have to
     // wait for each other. After the last group come the next two strips.
     const std::uint8_t *next = g + 1 < groups ? from + group_bytes(FORMAT) : second + bytes;
@@ -155,20 +156,7 @@ static void many_of(const std::uint8_t *strip, std::size_t strips, std::size_t g
 
 static void many(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *,
                  const void *packed, std::size_t tokens, float *out) {
-  switch (format) {
-  case Format::wt2:
-    return many_of<Format::wt2>(strip, strips, groups, packed, tokens, out);
-  case Format::wt3:
-    return many_of<Format::wt3>(strip, strips, groups, packed, tokens, out);
-  case Format::wt4:
-    return many_of<Format::wt4>(strip, strips, groups, packed, tokens, out);
-  case Format::q4:
-    return many_of<Format::q4>(strip, strips, groups, packed, tokens, out);
-  case Format::q6:
-    return many_of<Format::q6>(strip, strips, groups, packed, tokens, out);
-  default:
-    return many_of<Format::q8>(strip, strips, groups, packed, tokens, out);
-  }
+  with_strip_format(format, [&]<Format FORMAT>() { many_of<FORMAT>(strip, strips, groups, packed, tokens, out); });
 }
 
 } // namespace

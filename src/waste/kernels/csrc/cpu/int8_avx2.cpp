@@ -71,10 +71,9 @@ struct Tables {
 template <Format FORMAT> WASTE_INLINE Tables tables() {
   Tables found{};
   if constexpr (trellis(FORMAT)) {
-    const WtTable &table = FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
     std::uint8_t plain[64], swapped[64];
     for (int w = 0; w < 64; ++w) {
-      plain[w] = swapped[(w & 7) << 3 | w >> 3] = static_cast<std::uint8_t>(table.steps[w] + OFFSET<FORMAT>);
+      plain[w] = swapped[(w & 7) << 3 | w >> 3] = static_cast<std::uint8_t>(TABLE<FORMAT>.steps[w] + OFFSET<FORMAT>);
     }
     found.plain = pieces(plain);
     if (FORMAT == Format::wt3) {
@@ -268,20 +267,7 @@ static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vec
 
 static void few_strip(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x,
                       std::size_t tokens, float *out) {
-  switch (format) {
-  case Format::wt2:
-    return few_format<Format::wt2>(strip, groups, x, tokens, out);
-  case Format::wt3:
-    return few_format<Format::wt3>(strip, groups, x, tokens, out);
-  case Format::wt4:
-    return few_format<Format::wt4>(strip, groups, x, tokens, out);
-  case Format::q4:
-    return few_format<Format::q4>(strip, groups, x, tokens, out);
-  case Format::q6:
-    return few_format<Format::q6>(strip, groups, x, tokens, out);
-  default:
-    return few_format<Format::q8>(strip, groups, x, tokens, out);
-  }
+  with_strip_format(format, [&]<Format FORMAT>() { few_format<FORMAT>(strip, groups, x, tokens, out); });
 }
 
 static void few(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,
@@ -293,20 +279,7 @@ static void few(Format format, const std::uint8_t *strip, std::size_t strips, st
 
 static void many(Format format, const std::uint8_t *strip, std::size_t, std::size_t groups, const Int8Vector *x,
                  const void *, std::size_t tokens, float *out) {
-  switch (format) {
-  case Format::wt2:
-    return many_of<Format::wt2>(strip, groups, x, tokens, out);
-  case Format::wt3:
-    return many_of<Format::wt3>(strip, groups, x, tokens, out);
-  case Format::wt4:
-    return many_of<Format::wt4>(strip, groups, x, tokens, out);
-  case Format::q4:
-    return many_of<Format::q4>(strip, groups, x, tokens, out);
-  case Format::q6:
-    return many_of<Format::q6>(strip, groups, x, tokens, out);
-  default:
-    return many_of<Format::q8>(strip, groups, x, tokens, out);
-  }
+  with_strip_format(format, [&]<Format FORMAT>() { many_of<FORMAT>(strip, groups, x, tokens, out); });
 }
 
 } // namespace

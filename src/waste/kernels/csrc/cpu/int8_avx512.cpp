@@ -47,20 +47,7 @@ static void many_of(const std::uint8_t *strip, std::size_t groups, const Int8Vec
 
 static void many(Format format, const std::uint8_t *strip, std::size_t, std::size_t groups, const Int8Vector *x,
                  const void *, std::size_t tokens, float *out) {
-  switch (format) {
-  case Format::wt2:
-    return many_of<Format::wt2>(strip, groups, x, tokens, out);
-  case Format::wt3:
-    return many_of<Format::wt3>(strip, groups, x, tokens, out);
-  case Format::wt4:
-    return many_of<Format::wt4>(strip, groups, x, tokens, out);
-  case Format::q4:
-    return many_of<Format::q4>(strip, groups, x, tokens, out);
-  case Format::q6:
-    return many_of<Format::q6>(strip, groups, x, tokens, out);
-  default:
-    return many_of<Format::q8>(strip, groups, x, tokens, out);
-  }
+  with_strip_format(format, [&]<Format FORMAT>() { many_of<FORMAT>(strip, groups, x, tokens, out); });
 }
 
 } // namespace

@@ -74,8 +74,7 @@ template <Format FORMAT, bool SIGNED> WASTE_INLINE Tables tables() {
   if constexpr (!trellis(FORMAT)) {
     return Tables{_mm512_setzero_si512(), _mm512_setzero_si512()};
   } else {
-    const WtTable &table = FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
-    const V steps = _mm512_loadu_si512(table.steps);
+    const V steps = _mm512_loadu_si512(TABLE<FORMAT>.steps);
     const V plain = SIGNED ? steps : _mm512_add_epi8(steps, _mm512_set1_epi8(64));
     alignas(64) std::uint8_t order[64];
     for (int w = 0; w < 64; ++w) {
@@ -251,20 +250,7 @@ static void few_format(const std::uint8_t *strip, std::size_t strips, std::size_
 
 static void few(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,
                 std::size_t tokens, float *out) {
-  switch (format) {
-  case Format::wt2:
-    return few_format<Format::wt2>(strip, strips, groups, x, tokens, out);
-  case Format::wt3:
-    return few_format<Format::wt3>(strip, strips, groups, x, tokens, out);
-  case Format::wt4:
-    return few_format<Format::wt4>(strip, strips, groups, x, tokens, out);
-  case Format::q4:
-    return few_format<Format::q4>(strip, strips, groups, x, tokens, out);
-  case Format::q6:
-    return few_format<Format::q6>(strip, strips, groups, x, tokens, out);
-  default:
-    return few_format<Format::q8>(strip, strips, groups, x, tokens, out);
-  }
+  with_strip_format(format, [&]<Format FORMAT>() { few_format<FORMAT>(strip, strips, groups, x, tokens, out); });
 }
 
 } // namespace

@@ -30,20 +30,7 @@ void strip_of(const std::uint8_t *strip, std::size_t groups, const Int8Vector *x
 
 void strip_times(Format format, const std::uint8_t *strip, std::size_t groups, const Int8Vector *x, std::size_t tokens,
                  float *out) {
-  switch (format) {
-  case Format::wt2:
-    return strip_of<Format::wt2>(strip, groups, x, tokens, out);
-  case Format::wt3:
-    return strip_of<Format::wt3>(strip, groups, x, tokens, out);
-  case Format::wt4:
-    return strip_of<Format::wt4>(strip, groups, x, tokens, out);
-  case Format::q4:
-    return strip_of<Format::q4>(strip, groups, x, tokens, out);
-  case Format::q6:
-    return strip_of<Format::q6>(strip, groups, x, tokens, out);
-  default:
-    return strip_of<Format::q8>(strip, groups, x, tokens, out);
-  }
+  with_strip_format(format, [&]<Format FORMAT>() { strip_of<FORMAT>(strip, groups, x, tokens, out); });
 }
 
 void few(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,

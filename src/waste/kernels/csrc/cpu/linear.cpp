@@ -175,7 +175,7 @@ Inputs *prepare(Stage &stage, const Int8Kernels &kernels, std::span<const Produc
     if (!strips(p.w->format)) {
       continue;
     }
-    if (last < i && firsts[last] == firsts[i] && same_inputs(products[last], p)) {
+    if (last < i && same_inputs(products[last], p)) {
       inputs[i] = inputs[last];
       continue;
     }

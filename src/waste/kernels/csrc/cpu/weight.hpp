@@ -59,6 +59,28 @@ constexpr bool trellis(Format format) {
 
 constexpr bool rotated(Format format) { return trellis(format) || format == Format::q6; }
 
+// call.operator()<FORMAT>() for the strip format given, nothing for row-major ones. Always inlined, as files compiled
+// for one instruction set call it.
+template <class Call> __attribute__((always_inline)) inline void with_strip_format(Format format, const Call &call) {
+  switch (format) {
+  case Format::wt2:
+    return call.template operator()<Format::wt2>();
+  case Format::wt3:
+    return call.template operator()<Format::wt3>();
+  case Format::wt4:
+    return call.template operator()<Format::wt4>();
+  case Format::q4:
+    return call.template operator()<Format::q4>();
+  case Format::q6:
+    return call.template operator()<Format::q6>();
+  case Format::q8:
+    return call.template operator()<Format::q8>();
+  case Format::f32:
+  case Format::bf16: // row-major
+    return;
+  }
+}
+
 struct Weight {
   const std::uint8_t *data;
   Format format;

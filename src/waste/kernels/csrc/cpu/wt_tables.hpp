@@ -3,6 +3,8 @@
 // Constants only, no functions: the encoder's files, each compiled for its own instruction set, include this too.
 #pragma once
 
+#include "weight.hpp"
+
 #include <cstddef>
 #include <cstdint>
 
@@ -31,6 +33,14 @@ constexpr WtTable WT4 = {{-63, -42, -33, -27, -21, -16, -12, -8, -4, 0,  4,  8, 
                           -45, -30, -23, -17, -12, -8,  -4,  0,  4,  8,  12, 16, 21, 27, 37, 52,
                           -36, -25, -18, -13, -8,  -4,  0,   4,  8,  12, 16, 21, 27, 33, 42, 63},
                          19.3252f};
+
+namespace {
+
+// That of a trellis format.
+template <Format FORMAT>
+constexpr const WtTable &TABLE = FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
+
+} // namespace
 
 // Weights flipped before the Hadamard transform: bit k % 32 of word k / 32, the same for every 128 columns. Without
 // them a common mean along k ends up in one outlier; of 20,000 random patterns this one has the flattest Walsh

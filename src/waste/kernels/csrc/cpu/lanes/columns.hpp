@@ -61,9 +61,6 @@ template <Format FORMAT> WASTE_INLINE u32x16 trellis_run(const std::uint8_t *cod
   }
 }
 
-template <Format FORMAT>
-constexpr const WtTable &TABLE = FORMAT == Format::wt2 ? WT2 : FORMAT == Format::wt3 ? WT3 : WT4;
-
 // Each byte is a window; column[q] is what the table has for byte q of each lane.
 template <Format FORMAT> WASTE_INLINE void look_up(u32x16 window, f32x16 *column) {
   std::uint8_t steps[VECTOR];

@@ -45,23 +45,7 @@ WASTE_INLINE void decode(const std::uint8_t *strip, std::size_t cols, std::size_
 
 void decode_strip(Format format, const std::uint8_t *strip, std::size_t cols, std::size_t begin, std::size_t end,
                   float *out) {
-  switch (format) {
-  case Format::q8:
-    return decode<Format::q8>(strip, cols, begin, end, out);
-  case Format::q4:
-    return decode<Format::q4>(strip, cols, begin, end, out);
-  case Format::wt2:
-    return decode<Format::wt2>(strip, cols, begin, end, out);
-  case Format::wt3:
-    return decode<Format::wt3>(strip, cols, begin, end, out);
-  case Format::wt4:
-    return decode<Format::wt4>(strip, cols, begin, end, out);
-  case Format::q6:
-    return decode<Format::q6>(strip, cols, begin, end, out);
-  case Format::f32:
-  case Format::bf16: // row-major
-    return;
-  }
+  with_strip_format(format, [&]<Format FORMAT>() { decode<FORMAT>(strip, cols, begin, end, out); });
 }
 
 } // namespace
