@@ -20,7 +20,8 @@ struct Int8Vector {
   std::int32_t *sums;  // (groups), of the codes
 };
 
-constexpr std::size_t FEW = 4; // most vectors that one strip is multiplied with while it is decoded in registers
+// Most vectors that one strip is multiplied with while it is decoded in registers. With more, `many` is the faster one.
+constexpr std::size_t FEW = 4;
 
 // Most vectors of one call of `many`: their sums take 8 KB for each strip and stay in the first-level cache.
 constexpr std::size_t MANY = 128;
@@ -37,7 +38,6 @@ struct Int8Kernels {
   void (*many)(Format format, const std::uint8_t *strip, std::size_t strips, std::size_t groups, const Int8Vector *x,
                const void *packed, std::size_t tokens, float *out);
   std::size_t together;
-  std::size_t many_from; // vectors from which `many` is faster than `few`, at most FEW + 1
 
   // Vectors rearranged for `many`, PACKED at a time, those from `first` on; null where it takes them as they are.
   std::size_t (*packed_bytes)(std::size_t groups, std::size_t tokens);

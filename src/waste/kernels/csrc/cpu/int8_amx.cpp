@@ -161,4 +161,4 @@ static void many(Format format, const std::uint8_t *strip, std::size_t strips, s
 
 } // namespace
 
-const waste::Int8Kernels waste::INT8_AMX = {few, many, STRIPS, FEW + 1, packed_bytes, pack};
+const waste::Int8Kernels waste::INT8_AMX = {few, many, STRIPS, packed_bytes, pack};

@@ -284,4 +284,4 @@ static void many(Format format, const std::uint8_t *strip, std::size_t, std::siz
 
 } // namespace
 
-const waste::Int8Kernels waste::INT8_AVX2 = {few, many, 1, FEW + 1, nullptr, nullptr};
+const waste::Int8Kernels waste::INT8_AVX2 = {few, many, 1, nullptr, nullptr};

@@ -47,4 +47,4 @@ void many(Format format, const std::uint8_t *strip, std::size_t, std::size_t gro
 
 } // namespace
 
-const waste::Int8Kernels waste::INT8_PORTABLE = {few, many, 1, FEW + 1, nullptr, nullptr};
+const waste::Int8Kernels waste::INT8_PORTABLE = {few, many, 1, nullptr, nullptr};

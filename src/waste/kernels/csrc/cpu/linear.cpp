@@ -30,12 +30,12 @@ struct Inputs {
   std::size_t packed_run; // bytes of a whole run
 };
 
-bool is_many(const Int8Kernels &kernels, std::size_t tokens) { return tokens >= kernels.many_from; }
+bool is_many(std::size_t tokens) { return tokens > FEW; }
 
 // Whether a product's inputs are packed, and the bytes from one run to the next: of those vectors there are, since most
 // experts of a prompt have few.
 bool is_packed(const Int8Kernels &kernels, const Product &p) {
-  return kernels.pack != nullptr && strips(p.w->format) && is_many(kernels, p.tokens);
+  return kernels.pack != nullptr && strips(p.w->format) && is_many(p.tokens);
 }
 
 std::size_t packed_run(const Int8Kernels &kernels, const Product &p) {
@@ -208,7 +208,7 @@ constexpr std::size_t HELD = 8;
 void multiply_blocks(const Int8Kernels &kernels, const Weight &w, const Product &p, const Inputs &in,
                      std::size_t first, std::size_t blocks, std::size_t token, std::size_t count, float *out) {
   const std::size_t groups = w.groups();
-  if (!is_many(kernels, p.tokens)) { // then count <= FEW
+  if (!is_many(p.tokens)) { // then count <= FEW
     return kernels.few(w.format, w.strip(first), blocks, groups, in.x + token, count, out);
   }
   const void *packed = in.packed == nullptr ? nullptr : in.packed + token / MANY * in.packed_run;
@@ -248,7 +248,7 @@ Cut cut(const Product &p, const Int8Kernels &kernels, std::size_t threads) {
   const std::size_t tokens = int8 ? MANY : TOKENS, item = int8 ? ITEM_INT8 : ITEM;
   const std::size_t blocks = ceil_div(p.end, STRIP) - p.begin / STRIP;
   std::size_t per = std::max<std::size_t>(1, item / (STRIP * p.w->cols * std::clamp<std::size_t>(p.tokens, 1, tokens)));
-  if (int8 && is_many(kernels, p.tokens)) {
+  if (int8 && is_many(p.tokens)) {
     // As many as are held together, if that leaves a few items for every thread.
     per = blocks >= 4 * HELD * threads ? HELD : ceil_div(per, kernels.together) * kernels.together;
   }
