@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from waste.tokenizer import StreamDecoder, Tokenizer, TokenizerSpec
@@ -48,6 +48,8 @@ def test_a_character_comes_with_its_last_byte(bytes_only: Tokenizer) -> None:
     assert decoder.flush() == ""
 
 
+@example(ids=[0xED, 0xA0])  # half a surrogate, which Python's own decoder holds back
+@example(ids=[0xED, 0x9F, 0xBF])
 @given(ids=st.lists(st.one_of(st.integers(-1, 260), st.sampled_from(list("🔥é汉".encode()))), max_size=40))
 def test_any_ids(ids: list[int], bytes_only: Tokenizer) -> None:
     for skip in (False, True):

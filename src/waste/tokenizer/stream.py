@@ -23,7 +23,12 @@ class StreamDecoder:
         """The text that is certain once `token_id` is known; often empty inside a character."""
         if token_id in self._skipped:
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        # Python's decoder waits for a third byte after ED A0 to ED BF, half a surrogate: no byte can make it text.
+        held, _ = self._decoder.getstate()
+        if held[:1] == b"\xed" and held[1:2] >= b"\xa0":
+            text += self._decoder.decode(b"", final=True)
+        return text
 
     def flush(self) -> str:
         """The end of the text: U+FFFD for a character that was cut off. The decoder can be used again."""
