@@ -22,7 +22,7 @@ from waste.units import format_bytes
 
 PART_SUFFIX = ".part"
 # Linux transfers at most 0x7ffff000 bytes per call; 1 GiB keeps each call well below.
-_LONGEST_CALL = 1 << 30
+LONGEST_CALL = 1 << 30
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -39,7 +39,7 @@ def directory_problem(path: Path) -> str | None:
     except FileNotFoundError:
         return "does not exist"
     except (OSError, ValueError) as error:
-        return f"cannot be read: {_reason(error)}"
+        return f"cannot be read: {reason(error)}"
     return None
 
 
@@ -54,7 +54,7 @@ def regular_size(path: Path) -> int:
         fault = "is a link to a file that is not there" if os.path.islink(path) else "is missing"
         raise InputError(f"{shown(path)} {fault}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(path)} cannot be read: {_reason(error)}") from error
+        raise InputError(f"{shown(path)} cannot be read: {reason(error)}") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a special file"
         raise InputError(f"{shown(path)} is {kind}, expected a regular file")
@@ -67,7 +67,7 @@ def open_for_reading(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"{shown(path)} cannot be read: {_reason(error)}") from error
+        raise InputError(f"{shown(path)} cannot be read: {reason(error)}") from error
 
 
 def pread_into(fd: int, buffer: npt.NDArray[np.uint8], offset: int, *, where: str) -> None:
@@ -80,17 +80,25 @@ def pread_into(fd: int, buffer: npt.NDArray[np.uint8], offset: int, *, where: st
     done = 0
     while done < len(view):
         try:
-            count = os.preadv(fd, [view[done : done + _LONGEST_CALL]], offset + done)
+            count = os.preadv(fd, [view[done : done + LONGEST_CALL]], offset + done)
         except OSError as error:
-            raise InputError(
-                f"{where}: read error at byte {offset + done}: {_reason(error)}",
-                hint="check the drive and the cable; the file may have to be fetched again",
-            ) from error
+            raise read_failure(where, offset + done, error) from error
         if count == 0:
-            raise InputError(
-                f"{where}: the file ends at byte {offset + done}, expected {offset + len(view)}: it was cut short"
-            )
+            raise early_end(where, offset + done, offset + len(view))
         done += count
+
+
+def read_failure(where: str, at: int, error: OSError) -> InputError:
+    """The error for a read that the system could not do at byte `at`; `where` names file and place."""
+    return InputError(
+        f"{where}: read error at byte {at}: {reason(error)}",
+        hint="check the drive and the cable; the file may have to be fetched again",
+    )
+
+
+def early_end(where: str, at: int, expected: int) -> InputError:
+    """The error for a file that ends at byte `at` where at least `expected` bytes were promised."""
+    return InputError(f"{where}: the file ends at byte {at}, expected {expected}: it was cut short")
 
 
 def read_file(path: Path, *, limit: int) -> bytes:
@@ -123,7 +131,7 @@ def pwrite_all(fd: int, data: Data, offset: int) -> None:
     view = as_bytes(data)
     done = 0
     while done < len(view):
-        count = os.pwrite(fd, view[done : done + _LONGEST_CALL], offset + done)
+        count = os.pwrite(fd, view[done : done + LONGEST_CALL], offset + done)
         if count == 0:
             raise OSError(errno.EIO, "the system wrote nothing")
         done += count
@@ -163,7 +171,9 @@ def atomic_write(path: Path, data: Data) -> None:
     part = part_path(path)
     try:
         with writing(path):
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            # Neither through a link to somewhere else, nor waiting at a pipe that somebody put there.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = os.open(part, flags, 0o644)
             try:
                 pwrite_all(fd, data, 0)
                 os.fsync(fd)
@@ -176,7 +186,7 @@ def atomic_write(path: Path, data: Data) -> None:
         raise
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The system's own words, on one line."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split())
@@ -200,4 +210,4 @@ def _write_failure(error: OSError, where: str) -> ResourceError:
             f"{where} is too large for its file system or the limit of the shell",
             hint="see `ulimit -f`, or choose another drive",
         )
-    return ResourceError(f"{where} cannot be written: {_reason(error)}")
+    return ResourceError(f"{where} cannot be written: {reason(error)}")
