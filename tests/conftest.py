@@ -14,6 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 NANO_GLM = ROOT / "examples" / "nano-glm"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--interruptions", type=int, default=300, help="cases of tests/engine/test_interruptions.py")
+
+
 @pytest.fixture(scope="session")
 def nano_checkpoint() -> Path:
     """The bundled checkpoint: a trained model in GLM-5.3-Flash's architecture and release layout."""

@@ -21,6 +21,7 @@ from stopwatch import Spread
 
 from waste.backends import cpu as backend
 from waste.backends.cpu import CpuOps
+from waste.bench.lanes import Lanes, TimedOps
 from waste.engine.engine import Engine
 from waste.engine.session import Session
 from waste.kernels import _cpu
@@ -76,28 +77,6 @@ class Overhead:
     python_ms: Spread
 
 
-class TimedOps:
-    """A backend that adds up the CPU time of the main thread in each of its operations."""
-
-    def __init__(self, ops: Any) -> None:
-        self.spent: dict[str, float] = {}
-        self._ops = ops
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._ops, name)
-        if not callable(found):
-            return found
-
-        def timed(*args: Any) -> Any:
-            began = time.thread_time()
-            result = found(*args)
-            self.spent[name] = self.spent.get(name, 0.0) + time.thread_time() - began
-            return result
-
-        setattr(self, name, timed)
-        return timed
-
-
 @dataclass
 class _Samples:
     decode_s: list[float] = field(default_factory=list)
@@ -127,14 +106,14 @@ def bench_model(path: Path, ram: str | None, tokens: int, rounds: int, arena: Ar
                 samples.cpu_s.append(cpu / tokens)
                 if turn % 4 == 0:  # prefill takes far longer than a token
                     _prefill(engine, rng, samples.prefill)
-                timed = TimedOps(ops)
-                engine.model.ops = timed  # type: ignore[assignment]
-                session = _started(engine, rng)
-                timed.spent.clear()
-                _, cpu = _decode(session, _ids(engine, rng, tokens))
+                lanes = Lanes(clock=time.thread_time_ns)
+                engine.model.ops = TimedOps(ops, lanes)  # type: ignore[assignment]
+                session, ids = _started(engine, rng), _ids(engine, rng, tokens)
+                lanes.begin()
+                _, cpu = _decode(session, ids)
+                lanes.end()
                 samples.timed_s.append(cpu / tokens)
-                between = cpu - sum(timed.spent.values())
-                samples.stages.append({n: s / tokens for n, s in {**timed.spent, "python": between}.items()})
+                samples.stages.append({stage: ns / 1e9 / tokens for stage, ns in lanes.spent.items() if ns})
         trunk, experts = token_bytes(engine)
         return Model(
             path=str(path),

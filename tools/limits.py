@@ -7,7 +7,6 @@ yardstick for kernels, which do nothing better with memory than read it once.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,40 +14,16 @@ from typing import Any
 import numpy as np
 from stopwatch import Spread
 
+from waste.bench.limits import AHEADS
+from waste.bench.limits import read_rate as read_together
+from waste.bench.machine import cache_bytes, huge_pages
 from waste.hardware.brief import look
 from waste.hardware.memory import detect
 from waste.io.buffers import aligned
 from waste.kernels import _cpu, isa
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-# Software prefetches help or hurt by level and machine; the limit is the best of these.
-_AHEADS = (0, 2048, 4096, 8192)
-_LEAST_ARENA, _USUAL_L3 = 512 << 20, 32 << 20
+_LEAST_ARENA = 512 << 20
 _ARENA_SHARE = 0.25  # of the memory that is free
-
-
-def cache_bytes() -> dict[str, int]:
-    """Sizes of L1 (data), L2 and L3 of the first core, by name; usual values where the system does not say."""
-    found = {"L1": 32 << 10, "L2": 1 << 20, "L3": _USUAL_L3}
-    for index in sorted(_CACHES.glob("index*")):
-        try:
-            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        except OSError:
-            continue
-        if kind != "Instruction" and f"L{level}" in found and size.endswith("K"):
-            found[f"L{level}"] = int(size[:-1]) << 10
-    return found
-
-
-def huge_pages() -> str:
-    """When this system backs memory with huge pages: always, madvise (then we get them) or never."""
-    try:
-        text = _HUGE_PAGES.read_text()
-    except OSError:
-        return "unknown"
-    return text[text.find("[") + 1 : text.find("]")]
 
 
 def huge_bytes() -> int:
@@ -101,19 +76,7 @@ def read_rate(arena: Arena, nbytes: int, ahead: int, passes: int = 1) -> float:
 def shared_read_rate(arena: Arena, nbytes: int, ahead: int, threads: int) -> float:
     """GB/s of `threads` threads together, each reading `nbytes` of its own at the same time."""
     places = [arena.bytes.ctypes.data + arena.take(nbytes) for _ in range(threads)]
-    spent = [0.0] * threads
-    start = threading.Barrier(threads)
-
-    def read(which: int) -> None:
-        start.wait()
-        spent[which] = _cpu.read_stream(places[which], nbytes, 1, ahead)[1]
-
-    crew = [threading.Thread(target=read, args=(which,)) for which in range(threads)]
-    for thread in crew:
-        thread.start()
-    for thread in crew:
-        thread.join()
-    return sum(nbytes / each for each in spent) / 1e9
+    return read_together(places, nbytes, ahead) / 1e9
 
 
 @dataclass(frozen=True)
@@ -135,7 +98,7 @@ def cache_levels(arena: Arena, rounds: int = 7) -> list[Level]:
         nbytes = nbytes // 4096 * 4096
         passes = max(1, (64 << 20) // nbytes)
         address = arena.bytes.ctypes.data + arena.take(nbytes)
-        rates: dict[int, list[float]] = {ahead: [] for ahead in _AHEADS}
+        rates: dict[int, list[float]] = {ahead: [] for ahead in AHEADS}
         for _ in range(rounds):
             for ahead, found in rates.items():
                 found.append(nbytes * passes / _cpu.read_stream(address, nbytes, passes, ahead)[1] / 1e9)
@@ -146,7 +109,7 @@ def cache_levels(arena: Arena, rounds: int = 7) -> list[Level]:
 
 def best_ahead(arena: Arena, nbytes: int = 64 << 20, rounds: int = 5) -> int:
     """The prefetch distance that reads memory fastest."""
-    rates: dict[int, list[float]] = {ahead: [] for ahead in _AHEADS}
+    rates: dict[int, list[float]] = {ahead: [] for ahead in AHEADS}
     for _ in range(rounds):
         for ahead, found in rates.items():
             found.append(read_rate(arena, nbytes, ahead))

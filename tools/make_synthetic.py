@@ -37,6 +37,7 @@ from waste.convert.check import Inventory
 from waste.convert.names import table_for
 from waste.convert.options import ConvertOptions
 from waste.convert.preflight import Prepared
+from waste.convert.sums import strip_sums
 from waste.convert.texts import TEMPLATE_FILE
 from waste.convert.work import TensorItem, work_for
 from waste.errors import WasteError
@@ -214,13 +215,13 @@ def make(directory: Path, sizes: Sizes, options: ConvertOptions, seed: int) -> i
                 )
                 records.append(gate, up, down)
             banks.append(records.seal())
-    files = texts()
+    files = texts() | strip_sums(directory, config, tensors)
     for name, data in sorted(files.items()):
         atomic_write(directory / name, data)
     nothing = Inventory(used=0, weights=0, read_bytes=0, vision=(), copies=(), unused=())
-    prepared = Prepared(config, formats, (1, 1), {}, names, nothing, work, {}, files, ())
+    prepared = Prepared(config, formats, (1, 1), {}, names, nothing, work, {}, {}, ())
     provenance = {"source": "random numbers (tools/make_synthetic.py)", "seed": seed}
-    manifest = assemble(prepared, provenance, tensors, banks)
+    manifest = assemble(prepared, provenance, tensors, banks, files)
     text = manifest.to_bytes()
     atomic_write(directory / MANIFEST_NAME, text)
     return sum(manifest.file_sizes().values()) + len(text)

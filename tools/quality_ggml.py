@@ -29,9 +29,11 @@ from gguf import GGMLQuantizationType
 
 from waste import quant
 from waste.container.layout import matrix_shape
-from waste.container.manifest import MANIFEST_NAME, BankEntry, Manifest, TensorEntry
+from waste.container.manifest import MANIFEST_NAME, BankEntry, FileEntry, Manifest, TensorEntry
 from waste.container.reader import Container
 from waste.container.writer import BankWriter, TensorFileWriter
+from waste.convert.sums import strip_sums
+from waste.io.checksum import checksum
 from waste.io.files import atomic_write
 from waste.models.formats import MATRICES
 from waste.models.spec import TRUNK_FILE, Role, trunk_specs
@@ -118,9 +120,12 @@ def container(exact: Container, target: Path, formats: dict[str, str], quantiser
         evaluated = bank.layer in config.moe_layers
         chosen = (through["gate"], through["up"], through["down"]) if evaluated else (keep, keep, keep)
         banks.append(write_bank(exact, bank, target, chosen))
-    for small in exact.manifest.files:
-        (target / small.name).write_bytes(exact.read_file(small.name))
-    return dataclasses.replace(exact.manifest, tensors=tuple(tensors), banks=tuple(banks))
+    files = {small.name: exact.read_file(small.name) for small in exact.manifest.files}
+    files |= strip_sums(target, config, tensors)
+    for name, data in files.items():
+        (target / name).write_bytes(data)
+    small = tuple(FileEntry(name, len(data), checksum(data)) for name, data in sorted(files.items()))
+    return dataclasses.replace(exact.manifest, tensors=tuple(tensors), banks=tuple(banks), files=small)
 
 
 def described(formats: dict[str, str]) -> Iterator[str]:

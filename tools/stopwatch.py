@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
+
+from waste.bench.spread import Spread
+
+__all__ = ["Spread", "copy_rate", "seconds"]
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -14,27 +17,6 @@ def seconds(work: Callable[[], object]) -> float:
     began = time.thread_time()
     work()
     return time.thread_time() - began
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The middle of some samples, and where all but the lowest and the highest tenth lie."""
-
-    median: float
-    p10: float
-    p90: float
-
-    @staticmethod
-    def of(samples: Sequence[float]) -> Spread:
-        """ValueError without samples."""
-        if not samples:
-            raise ValueError("no samples")
-        p10, median, p90 = np.percentile(np.asarray(samples, np.float64), (10, 50, 90))
-        return Spread(float(median), float(p10), float(p90))
-
-    def text(self, digits: int = 1) -> str:
-        """`12.3 (11.8-12.9)`"""
-        return f"{self.median:.{digits}f} ({self.p10:.{digits}f}-{self.p90:.{digits}f})"
 
 
 def copy_rate() -> float:

@@ -12,7 +12,10 @@ def main() -> int:
         from waste.cli.app import main as run
 
         return run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python 3.11 makes a RuntimeError of what is raised while a class comes to be.
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         from waste.errors import ExitCode
 
         return ExitCode.INTERRUPTED

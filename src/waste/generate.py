@@ -46,13 +46,16 @@ class Generation:
     answered: bool  # False: a limit came before the answer began, or the model ended inside its reasoning
     ids: tuple[int, ...]
     prompt_tokens: int
+    reused_tokens: int  # of the prompt: those that the session held already
     prompt_s: float  # evaluating the prompt
+    prompt_stall_s: float  # of it, in which compute had nothing to do but wait for the drive
     ttft_s: float  # from the call to the first token
     decode_s: float  # from the first token to the last
     decode_steps: int  # tokens drawn after the first, the end id included
     expert_hits: int
     expert_misses: int
     bytes_read: int
+    stall_s: float  # in all, in which compute had nothing to do but wait for the drive
     seed: int
 
     @property
@@ -66,7 +69,7 @@ class Generation:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        return self.prompt_tokens / self.prompt_s if self.prompt_s > 0 else 0.0
+        return (self.prompt_tokens - self.reused_tokens) / self.prompt_s if self.prompt_s > 0 else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -77,12 +80,21 @@ def no_piece(channel: Channel, text: str) -> None:
     """The `on_piece` of a caller who waits for the whole answer."""
 
 
+def no_prompt() -> None:
+    """The `on_prompt` of a caller who wants nothing of the moment after the prompt."""
+
+
 def chat_prompt(engine: Engine, text: str, *, system: str | None = None, effort: str | None = None) -> Prompt:
-    """One user turn in the model's chat format; `effort` is handed to the template as `reasoning_effort`.
+    """One user turn in the model's chat format, as `messages_prompt`."""
+    messages = [Message("user", text)] if system is None else [Message("system", system), Message("user", text)]
+    return messages_prompt(engine, messages, effort=effort)
+
+
+def messages_prompt(engine: Engine, messages: Sequence[Message], *, effort: str | None = None) -> Prompt:
+    """A conversation in the model's chat format; `effort` is handed to the template as `reasoning_effort`.
 
     Raises UsageError where the model has no template or the template refuses.
     """
-    messages = [Message("user", text)] if system is None else [Message("system", system), Message("user", text)]
     if effort is None:  # undefined for the template, which is not the same as None
         ids = engine.chat.render_ids(messages, engine.tokenizer)
     else:
@@ -111,9 +123,13 @@ def generate(
     max_tokens: int = DEFAULT_MAX_TOKENS,
     stops: Sequence[str] = (),
     on_piece: OnPiece = no_piece,
+    on_prompt: Callable[[], None] = no_prompt,
     on_event: OnEvent = ignore,
 ) -> Generation:
     """Answer `prompt`, on a new session or on the one given (which then holds prompt and answer).
+
+    A session that holds the first tokens of the prompt already goes on from there; what else it may hold is a
+    UsageError. `on_prompt` is called when the prompt is evaluated and nothing is drawn yet: the session can be saved.
 
     Ends at any end id of the model (never part of the text), at a string of `stops` in the answer (left out,
     even when it crosses tokens), after `max_tokens`, or where the context is full. The pieces that `on_piece`
@@ -125,14 +141,16 @@ def generate(
     stopper = _StopStrings(stops)
     sampler = Sampler(sampling or SamplingParams(), engine.tokenizer.unused_ids(engine.config.vocab_size))
     session = session or engine.session()
-    room = _room(engine, session.position, len(prompt.ids))
+    room = room_for(engine, len(prompt.ids))
     run = _Run(reader=_Reader(engine.tokenizer, prompt, stopper, on_piece))
     before = session.stats
     began = run.first = run.last = time.perf_counter()
-    prompt_s = 0.0
+    reused, prompt_s, prompt_stall_s = session.position, 0.0, 0.0
     if max_tokens > 0:
-        logits = session.eval(prompt.ids, on_event=on_event)
+        logits = session.sync(prompt.ids, on_event=on_event)
         prompt_s = time.perf_counter() - began
+        prompt_stall_s = session.stats.stall_s - before.stall_s
+        on_prompt()
         history = list(prompt.ids)
         run.ended_by = "max_tokens" if max_tokens <= room else "context"
         for _ in range(min(max_tokens, room)):
@@ -157,33 +175,37 @@ def generate(
         answered=run.answered,
         ids=tuple(run.ids),
         prompt_tokens=len(prompt.ids),
+        reused_tokens=reused,
         prompt_s=prompt_s,
+        prompt_stall_s=prompt_stall_s,
         ttft_s=run.first - began,
         decode_s=run.last - run.first,
         decode_steps=max(0, run.drawn - 1),
         expert_hits=after.expert_hits - before.expert_hits,
         expert_misses=after.expert_misses - before.expert_misses,
         bytes_read=after.bytes_read - before.bytes_read,
+        stall_s=after.stall_s - before.stall_s,
         seed=sampler.seed,
     )
 
 
-def _room(engine: Engine, position: int, prompt_tokens: int) -> int:
-    """Tokens an answer may have. Said before any work: a long prompt would take minutes to fail."""
+def room_for(engine: Engine, prompt_tokens: int) -> int:
+    """Tokens an answer may have. Said before any work: a long prompt would take minutes to fail.
+
+    UsageError for an empty prompt, and for one that leaves no room for an answer.
+    """
     if prompt_tokens == 0:
         raise UsageError("the prompt has no tokens")
     context, limit = engine.context, engine.config.max_position_embeddings
-    room = context - position - prompt_tokens
-    if room < 1:
-        needed = position + prompt_tokens + 1
-        held = f", {position} of them taken" if position else ""
+    needed = prompt_tokens + 1
+    if needed > context:
         raise UsageError(
-            f"the prompt has {prompt_tokens} tokens, the context holds {context}{held}, and the answer needs one",
+            f"the prompt has {prompt_tokens} tokens, the context holds {context}, and the answer needs one",
             hint=f"--ctx {min(needed + DEFAULT_MAX_TOKENS, limit)}"
             if needed <= limit
             else f"shorten it: the model goes to {limit} tokens",
         )
-    return room
+    return context - prompt_tokens
 
 
 @dataclass

@@ -33,6 +33,15 @@ def parse_bytes(text: str, *, name: str = "size") -> int:
     return value
 
 
+def parse_rate(text: str, *, name: str = "rate") -> int:
+    """Bytes per second in `text`: "2GB/s", "500MB" or plain bytes; as `parse_bytes`, with or without "/s"."""
+    amount = text.strip().removesuffix("/s")
+    try:
+        return parse_bytes(amount, name=name)
+    except UsageError:
+        raise UsageError(f"{name} {text!r} is not a rate", hint="write it as 2GB/s (10^9 bytes per second)") from None
+
+
 def format_bytes(nbytes: float) -> str:
     """A capacity in binary units, three significant digits: "1.50 GiB", "640 B"."""
     value = float(nbytes)

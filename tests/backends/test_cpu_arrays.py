@@ -31,7 +31,7 @@ F32 = npt.NDArray[np.float32]
 T, D, S = 3, 6, 2
 EXPERT, LAYOUT = ExpertShape(D, 5, None), RecordLayout.of("f32", "f32", "f32", D, 5)
 INDEX = IndexerShape(2, 4, 6, 3, None)
-CHOICES = ("ids", "arrived", "positions", "offsets")
+CHOICES = ("ids", "positions", "offsets")
 
 
 @dataclass
@@ -49,14 +49,15 @@ class Stage:
 
 
 @dataclass
-class Arrived:
+class Here:
     """A wave."""
 
     records: Any
-    arrived: Any = None
 
     def wait(self) -> None:
         raise AssertionError("all records are here")
+
+    stalled = None
 
 
 class Bench:
@@ -94,10 +95,10 @@ class Bench:
             data[section.offset : section.offset + section.nbytes] = blob
         return Record.of(expert, data)
 
-    def group(self, records: Any, shared: MlpWeights | None = None, arrived: Any = None, **given: Any) -> Any:
+    def group(self, records: Any, shared: MlpWeights | None = None, **given: Any) -> Any:
         routing = Routing(given.get("ids", self.ids), given.get("weights", np.ones((T, 2), np.float32)))
         x = given.get("x", np.ones((T, D), np.float32))
-        return self.ops.expert_group(x, routing, LAYOUT, Arrived(records, arrived), EXPERT, shared)
+        return self.ops.expert_group(x, routing, LAYOUT, Here(records), EXPERT, shared)
 
 
 @pytest.fixture
@@ -119,8 +120,8 @@ def stages(bench: Bench) -> list[Stage]:
     def index(x: F32, q_latent: F32, keys: F32, open_keys: F32, open_gates: F32) -> Any:
         return ops.index(x, q_latent, bench.index, INDEX, IndexState(keys, open_keys, open_gates, 7))
 
-    def experts(x: F32, ids: Any, arrived: Any, out: F32) -> None:
-        ops.experts(x, Routing(ids, out), LAYOUT, Arrived(bench.records, arrived), EXPERT, out)
+    def experts(x: F32, ids: Any, out: F32) -> None:
+        ops.experts(x, Routing(ids, out), LAYOUT, Here(bench.records), EXPERT, out)
 
     return [
         Stage("linear", lambda x: ops.linear(x, linear), {"x": x}),
@@ -181,15 +182,13 @@ def stages(bench: Bench) -> list[Stage]:
         Stage(
             "experts",
             experts,
-            {"x": x, "ids": ids, "arrived": np.ones(2, np.int32), "out": vec(T, 2, D)},
+            {"x": x, "ids": ids, "out": vec(T, 2, D)},
             written=("out",),
-            optional=("arrived",),
         ),
         Stage(
             "expert_group",
             lambda **given: bench.group(bench.records, bench.mlp, **given),
-            {"x": x, "ids": ids, "weights": vec(T, 2), "arrived": np.ones(2, np.int32)},
-            optional=("arrived",),
+            {"x": x, "ids": ids, "weights": vec(T, 2)},
         ),
     ]
 

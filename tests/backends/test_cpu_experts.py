@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,10 +29,17 @@ class Here:
     given: Sequence[tuple[int, Any]]
     arrived: npt.NDArray[np.int32] | None = None
     failure: Exception | None = None
+    stalled_s: float = 0.0
 
     @property
     def records(self) -> list[Record]:
-        return [Record.of(*pair) for pair in self.given]
+        if self.arrived is None:
+            return [Record.of(*pair) for pair in self.given]
+        flags = self.arrived.ctypes.data
+        return [Record.of(*pair, flags + 4 * i) for i, pair in enumerate(self.given)]
+
+    def stalled(self, seconds: float) -> None:
+        self.stalled_s += seconds
 
     def wait(self) -> None:
         if self.failure is not None:
@@ -321,9 +330,62 @@ def test_flags_that_are_not_flags_are_refused(lab: Any, rng: np.random.Generator
     shape = ExpertShape(40, 20, None)
     layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
     records, x, routing = bank(rng, layout, 5), normal(rng, 7, 40), random_routing(rng, 7, 2, 5)
-    for flags in (np.ones(4, np.int32), np.ones(5, np.int64)):
-        with pytest.raises(ValueError, match="arrived"):
-            lab.cpu.expert_group(x, routing, layout, Here(records, flags), shape, None)
+    for address in (1, 6, -4, 1 << 64, "4", None):
+        given = [Record.of(*pair)._replace(arrived=address) for pair in records]
+        with pytest.raises((ValueError, TypeError, RuntimeError)):
+            lab.cpu.expert_group(x, routing, layout, Given(given), shape, None)
+
+
+@dataclass
+class Given:
+    """A wave of records as they are."""
+
+    records: list[Record]
+
+
+def test_what_was_waited_for_is_told(lab: Any, rng: np.random.Generator) -> None:
+    """Nothing when all is there; when the last record comes late, most of the time until then."""
+    shape = ExpertShape(40, 20, None)
+    layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
+    records, x, routing = (
+        bank(rng, layout, 5),
+        normal(rng, 2, 40),
+        Routing(np.int32([[0, 1], [1, 4]]), np.ones((2, 2), np.float32)),
+    )
+    out = np.zeros((2, 2, 40), np.float32)
+    for late in (False, True):
+        for call in (
+            lambda wave: lab.cpu.expert_group(x, routing, layout, wave, shape, None),
+            lambda wave: lab.cpu.experts(x, routing, layout, wave, shape, out),
+        ):
+            flags = np.ones(5, np.int32)
+            wave = Here(records, flags)
+            began = time.perf_counter()
+            if late:
+                flags[4] = 0
+                timer = threading.Timer(0.2, lambda flags=flags: flags.__setitem__(4, 1))
+                timer.start()
+            call(wave)
+            passed = time.perf_counter() - began
+            assert wave.stalled_s <= passed
+            assert (wave.stalled_s > 0.15) if late else (wave.stalled_s == 0)
+
+
+def test_a_record_that_never_comes_does_not_take_ctrl_c_with_it(lab: Any, rng: np.random.Generator) -> None:
+    """The signal's handler runs while native code waits, and what it raises ends the call."""
+    shape = ExpertShape(40, 20, None)
+    layout = RecordLayout.of("q8", "q8", "q8", 40, 20)
+    records, x, routing = bank(rng, layout, 5), normal(rng, 7, 40), random_routing(rng, 7, 2, 5)
+    for call in (
+        lambda wave: lab.cpu.expert_group(x, routing, layout, wave, shape, None),
+        lambda wave: lab.cpu.experts(x, routing, layout, wave, shape, np.zeros((7, 2, 40), np.float32)),
+    ):
+        wave = Here(records, np.zeros(5, np.int32))
+        timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            call(wave)
+        timer.join()
 
 
 def test_a_group_wants_every_expert_that_was_chosen(lab: Any, rng: np.random.Generator) -> None:

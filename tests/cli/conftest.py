@@ -15,6 +15,7 @@ import pytest
 from waste.chat import ChatFormat
 from waste.cli.app import main
 from waste.cli.environment import Environment
+from waste.container.load import LoadReport
 from waste.engine.session import SessionStats
 from waste.tokenizer import AddedToken, Tokenizer, TokenizerSpec
 
@@ -45,12 +46,15 @@ class ScriptedSession:
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = list(script)
-        self.position = 0
+        self.position = 0  # a test may set it: that many tokens of any prompt count as held
         self.evaluated: list[list[int]] = []
 
     @property
     def stats(self) -> SessionStats:
-        return SessionStats(7 * self.position, 2 * self.position, 1000 * self.position)
+        return SessionStats(7 * self.position, 2 * self.position, 1000 * self.position, 0.5 * self.position)
+
+    def sync(self, ids: Sequence[int], *, on_event: object = None) -> Any:
+        return self.eval(ids[self.position :])
 
     def eval(self, ids: Sequence[int], *, all_logits: bool = False, on_event: object = None) -> Any:
         self.evaluated.append(list(ids))
@@ -74,6 +78,7 @@ class ScriptedEngine:
         self.stop_ids = frozenset({END, OTHER_END})
         self.manifest = SimpleNamespace(files=())
         self.load_s = 0.25
+        self.load = LoadReport(3 << 20, 0.125, 0.12, True)
         self.budget = SimpleNamespace(slots=5, slot_bytes=4096, ram_bytes=1 << 20)
         self.sessions: list[ScriptedSession] = []
         self.opened_with: dict[str, Any] = {}
@@ -83,6 +88,11 @@ class ScriptedEngine:
     def session(self) -> ScriptedSession:
         self.sessions.append(ScriptedSession(self._script))
         return self.sessions[-1]
+
+    not_learned = None
+
+    def close(self) -> None:
+        self.closed = True
 
     def __enter__(self) -> ScriptedEngine:
         return self
@@ -136,7 +146,8 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.variables = {"HOME": str(directory / "home"), "TERM": "xterm"}
+        # Containers are shared between tests: what one run learns would change what the next one reads.
+        self.variables = {"HOME": str(directory / "home"), "TERM": "xterm", "WASTE_LEARN": "0"}
 
     def environment(
         self,

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from waste.cli.config import Config
+from waste.cli.failures import Terminated
 from waste.errors import ExitCode
 
-COMMANDS = ("run", "convert", "info")
+COMMANDS = ("run", "convert", "bench", "info")
 
 
 def start(*argv: str, code: str | None = None, **kwargs: Any) -> subprocess.Popen[bytes]:
@@ -72,6 +74,33 @@ def test_a_setting_that_makes_no_sense_stops_every_command(waste: Any, failed: A
     for argv in (("info",), ("run", "hi"), ("convert", "a", "b")):
         failed(waste(*argv, env=waste.environment(WASTE_THREDS="1")), 2)
     assert waste("--help", env=waste.environment(WASTE_THREDS="1")).code == 0
+
+
+@pytest.mark.parametrize(("cause", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
+def test_a_signal_in_another_error_s_clothes_is_a_signal(
+    waste: Any, monkeypatch: pytest.MonkeyPatch, cause: BaseException, code: int
+) -> None:
+    """Python 3.11 says "RuntimeError: Error calling __set_name__" when Ctrl-C comes while a class is made."""
+
+    def load(*_: Any) -> Any:
+        raise RuntimeError("Error calling __set_name__ on 'Field'") from cause
+
+    monkeypatch.setattr(Config, "load", load)
+    done = waste("run", "hi")
+    assert (done.code, done.out, done.err) == (code, "", "")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_quietly() -> None:
+    code = (
+        "import sys; from waste.__main__ import main\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'waste.cli.app':\n"
+        "            raise RuntimeError('Error calling __set_name__') from KeyboardInterrupt()\n"
+        "sys.meta_path.insert(0, Stop()); sys.exit(main())"
+    )
+    process = start(code=code)
+    assert process.communicate(timeout=60) == (b"", b"") and process.returncode == 130
 
 
 def test_exit_codes_are_what_the_documentation_says() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from waste.cli.config import ISAS, SETTINGS, Config
+from waste.cli.config import ISAS, POLICIES, SETTINGS, Config, lookahead_experts
 from waste.errors import ExitCode, UsageError
 from waste.kernels import isa
 
@@ -97,6 +97,15 @@ def test_an_empty_variable_is_no_variable(home: Path) -> None:
         ({"WASTE_TRUNK": "q6,moe=q8"}, "WASTE_TRUNK is 'q6,moe=q8': 'moe=q8'"),
         ({"WASTE_TRUNK": "kda=q8,kda=q6"}, "WASTE_TRUNK .*kda comes twice"),
         ({"WASTE_TRUNK": "table=wt4"}, "WASTE_TRUNK .*table"),
+        ({"WASTE_VRAM": "-1"}, "WASTE_VRAM"),
+        ({"WASTE_SIZE": "0"}, "WASTE_SIZE"),
+        ({"WASTE_POLICY": "fifo"}, "WASTE_POLICY is 'fifo', expected one of adaptive, lru, lfu"),
+        ({"WASTE_LOOKAHEAD": "0"}, "WASTE_LOOKAHEAD is '0', expected auto, off, or a whole number of 1 or more"),
+        ({"WASTE_LOOKAHEAD": "on"}, "WASTE_LOOKAHEAD"),
+        ({"WASTE_LEARN": "some"}, "WASTE_LEARN"),
+        ({"WASTE_MLOCK": "2"}, "WASTE_MLOCK"),
+        ({"WASTE_EXPERTS_DIR": "/a::/b"}, "WASTE_EXPERTS_DIR is ''"),
+        ({"WASTE_EXPERTS_DIR": "/a\0"}, "WASTE_EXPERTS_DIR"),
         ({"WASTE_THREDS": "2"}, "WASTE_THREDS"),
         ({"WASTE_threads": "2"}, "WASTE_threads"),
     ],
@@ -126,6 +135,12 @@ def test_a_typo_is_told_what_was_meant(home: Path) -> None:
         ('ram = "x"', "'ram' in 'waste.toml'"),
         ('experts = "wt5"', "'experts' in 'waste.toml'"),
         ('trunk = "q6;kda=q8"', "'trunk' in 'waste.toml'"),
+        ("experts_dir = 1e3", "'experts_dir' in 'waste.toml' is 1000.0, expected an array of texts"),
+        ('experts_dir = ["a", 1]', "'experts_dir' in 'waste.toml' is ['a', 1], expected an array of texts"),
+        ('experts_dir = ["a", ""]', "'experts_dir' in 'waste.toml'"),
+        ('experts_dir = {a = "b"}', "'experts_dir' in 'waste.toml'"),
+        ("lookahead = -1", "'lookahead' in 'waste.toml'"),
+        ('policy = ["lru"]', "'policy' in 'waste.toml' is a list, expected one value"),
         ("threads =", "'waste.toml' is not TOML"),
         ("threads = 1\nthreads = 2", "'waste.toml' is not TOML"),
     ],
@@ -150,8 +165,57 @@ def test_a_file_that_is_no_text_or_no_file_is_named(home: Path) -> None:
 
 def test_every_setting_has_a_default_that_is_valid() -> None:
     for setting in SETTINGS:
-        if setting.default is not None:
-            assert setting.parse(str(setting.default), setting.key) == setting.default
+        if setting.many:
+            assert setting.default == ()
+        elif setting.default is not None:
+            assert setting.read(str(setting.default), setting.key) == setting.default
+
+
+def test_directories_are_several(home: Path) -> None:
+    """An array in a file, where a colon is a character like any other; parts of a text in a variable; one an option."""
+    assert load(home).get("experts_dir") == ()
+    write_project(home, 'experts_dir = ["/a:b", "c d"]')
+    assert load(home).get("experts_dir") == ("/a:b", "c d")
+    write_project(home, 'experts_dir = "/a:b"')
+    assert load(home).get("experts_dir") == ("/a", "b")
+    write_project(home, "experts_dir = []")
+    assert load(home).get("experts_dir") == ()
+    config = load(home, WASTE_EXPERTS_DIR="/x:/y")
+    assert config.parse("experts_dir", None) == config.parse("experts_dir", []) == ("/x", "/y")
+    assert config.parse("experts_dir", ["/z:1", "w"]) == ("/z:1", "w")
+    with pytest.raises(UsageError, match="--experts-dir is ''"):
+        config.parse("experts_dir", ["/z", ""])
+
+
+def test_lookahead_is_a_word_or_a_number(home: Path) -> None:
+    write_project(home, "lookahead = 4")
+    config = load(home)
+    assert config.get("lookahead") == "4"
+    assert [lookahead_experts(config.parse("lookahead", flag)) for flag in (None, "auto", "off", "12")] == [
+        4,
+        None,
+        0,
+        12,
+    ]
+    assert lookahead_experts(load(home, WASTE_LOOKAHEAD="off").get("lookahead")) == 0
+
+
+def test_a_flag_that_is_off_is_a_flag(home: Path) -> None:
+    write_project(home, "learn = true\nmlock = true\n")
+    config = load(home)
+    assert [config.get(key, flag) for key in ("learn", "mlock") for flag in (None, False, True)] == [
+        True,
+        False,
+        True,
+    ] * 2
+    assert load(home, WASTE_LEARN="0").get("learn") is False
+
+
+def test_policies_are_those_of_the_cache() -> None:
+    policy = pytest.importorskip("waste.tiers.policy")
+    if not hasattr(policy, "POLICIES"):
+        pytest.skip("the cache has one policy, and no names for it")
+    assert set(POLICIES) == set(policy.POLICIES)
 
 
 def test_instruction_sets_are_those_of_native_code() -> None:

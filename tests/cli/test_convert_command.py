@@ -89,6 +89,9 @@ def test_a_size_chooses_the_formats(waste: Any, failed: Any, nano_checkpoint: Pa
     assert "hint: --size " in done.err
     for wrong in ("large", "0", "-5GB"):
         failed(waste(*command, wrong), 2)
+    by_variable = waste("convert", str(nano_checkpoint), "o", "--dry-run", "--json", WASTE_SIZE="15.5MB")
+    assert json.loads(by_variable.out)["class_bytes"] == report["class_bytes"]
+    failed(waste("convert", str(nano_checkpoint), "o", "--dry-run", WASTE_SIZE="large"), 2)
 
 
 def test_the_instruction_set_is_a_setting(

@@ -112,11 +112,19 @@ def test_the_end_of_the_context_ends_the_answer(scripted: MakeEngine) -> None:
 def test_a_session_goes_on_where_it_was(scripted: MakeEngine) -> None:
     engine = scripted([65, END], context=10)
     session = engine.session()
-    session.position = 5
-    assert answer(engine, session=session)[0].text == "A"
-    session.position = 9
-    with pytest.raises(UsageError, match="9 of them taken"):
-        answer(engine, session=session)
+    session.position = 3
+    done, _ = answer(engine, Prompt(ids_of("Hello")), session=session)
+    assert (done.text, done.prompt_tokens, done.reused_tokens) == ("A", 5, 3)
+    assert session.evaluated == [ids_of("lo"), [65]]
+
+
+def test_after_the_prompt_and_before_the_first_draw_the_session_can_be_saved(scripted: MakeEngine) -> None:
+    engine = scripted([65, END])
+    session = engine.session()
+    seen: list[int] = []
+    answer(engine, session=session, on_prompt=lambda: seen.append(session.position))
+    assert (seen, session.position) == ([2], 3)
+    answer(engine, max_tokens=0, on_prompt=lambda: pytest.fail("nothing was evaluated"))
 
 
 def test_rows_without_a_token_are_never_drawn(scripted: MakeEngine) -> None:
@@ -224,8 +232,9 @@ def test_the_figures_count_this_answer_only(scripted: MakeEngine) -> None:
     engine = scripted([65, 66, END])
     session = engine.session()
     session.position = 100
-    done, _ = answer(engine, session=session)
-    assert (done.prompt_tokens, done.completion_tokens, done.decode_steps) == (2, 2, 2)
+    done, _ = answer(engine, Prompt(ids_of("x" * 102)), session=session)
+    assert (done.prompt_tokens, done.completion_tokens, done.decode_steps) == (102, 2, 2)
+    assert done.prompt_tokens_per_s == 2 / done.prompt_s
     assert (done.expert_hits, done.expert_misses, done.bytes_read) == (7 * 4, 2 * 4, 1000 * 4)  # Hi, A, B
     assert 0 < done.prompt_s <= done.ttft_s
     assert done.decode_s > 0

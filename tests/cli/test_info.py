@@ -186,14 +186,40 @@ def test_what_is_no_model_is_said(waste: Any, failed: Any, tmp_path: Path, defau
     assert "experts-002.bin" in done.err
 
 
+def test_a_container_on_two_drives_is_told_and_verified_with_its_experts(
+    waste: Any, failed: Any, default_nano: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(default_nano, tmp_path / "split.waste")
+    (tmp_path / "other").mkdir()
+    bank = (tmp_path / "split.waste" / "experts-002.bin").rename(tmp_path / "other" / "experts-002.bin")
+    done = waste("info", "split.waste")
+    failed(done, 3)
+    assert "experts-002.bin" in done.err
+    assert "--experts-dir" in done.err
+    whole, split = document(waste, str(default_nano)), document(waste, "split.waste", "--experts-dir", "other")
+    differ = {"path": "", "ram_floor_bytes": 0}  # the latter by what this process has taken meanwhile
+    assert {**whole, **differ} == {**split, **differ}
+    assert rows(waste, "split.waste", "--verify", "--experts-dir", "other")["verified"] == "every byte"
+    with bank.open("r+b") as file:
+        file.seek(99)
+        file.write(b"\xff\x00\xff")
+    done = waste("info", "split.waste", "--verify", "--json", env=waste.environment(WASTE_EXPERTS_DIR="other"))
+    assert done.code == 3
+    (damage,) = json.loads(done.out)["damage"]
+    assert "other/experts-002.bin" in damage
+    assert "record 0" in damage
+
+
 @pytest.mark.parametrize(
     "argv",
     [
         ("--verify",),
         ("--ctx", "5"),
         ("--revision", "x"),
+        ("--experts-dir", "x"),
         ("x", "--config"),
         ("NANO", "--verify"),
+        ("NANO", "--experts-dir", "."),
         ("--ctx", "0"),
         ("CONTAINER", "--revision", "main"),
     ],
@@ -246,13 +272,28 @@ def test_this_machine(waste: Any) -> None:
 
 def test_settings_with_their_origins(waste: Any, tmp_path: Path) -> None:
     (tmp_path / "waste.toml").write_text("ctx = 512\n")
-    env = waste.environment(WASTE_THREADS="2")
+    env = waste.environment(WASTE_THREADS="2", WASTE_EXPERTS_DIR="/a:/b c", WASTE_VRAM="1GiB")
     done = waste("info", "--config", env=env)
     found = {line.split("\t")[0]: line.split("\t")[1:3] for line in done.out.splitlines()}
     assert found["threads"] == ["2", "WASTE_THREADS"]
     assert found["ctx"] == ["512", "waste.toml"]
     assert found["backend"] == ["cpu", "default"]
     assert found["ram"] == ["-", "default"]
+    assert found["vram"] == [str(1 << 30), "WASTE_VRAM"]
+    assert found["experts_dir"] == ["/a:/b c", "WASTE_EXPERTS_DIR"]
+    assert found["lookahead"] == ["auto", "default"]
     settings = document(waste, "--config")["settings"]
     assert settings["ctx"] == {"value": 512, "origin": "waste.toml"}
     assert settings["ram"] == {"value": None, "origin": "default"}
+    assert settings["experts_dir"] == {"value": [], "origin": "default"}
+    assert settings["learn"] == {"value": False, "origin": "WASTE_LEARN"}  # no test learns by the way
+
+
+def test_a_control_group_that_limits_memory_is_named(waste: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from waste.hardware import memory
+
+    source = "memory.high of control group '/a'"
+    limited = memory.Memory(64 << 30, 5 << 30, 6 << 30, source)
+    monkeypatch.setattr(memory, "detect", lambda root: limited)
+    assert rows(waste)["RAM"] == f"64.0 GiB, 5.00 GiB free, limited to 6.00 GiB (free by {source})"
+    assert document(waste)["ram_limit_source"] == source

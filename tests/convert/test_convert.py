@@ -374,6 +374,18 @@ def test_config_with_byte_order_mark(tiny: Any, dst: Path, reference: object) ->
     assert tensors_and_banks(dst) == reference
 
 
+def test_the_strips_of_the_embedding_have_checksums(tiny: Any, dst: Path) -> None:
+    convert(str(tiny.path), dst, ConvertOptions(threads=1))
+    container = Container.open(dst)
+    entry = next(entry for entry in container.manifest.tensors if entry.name == "embed_tokens.weight")
+    data = (dst / "trunk.bin").read_bytes()[entry.offset :][: entry.nbytes + -entry.nbytes % 64]
+    width = quant.get(entry.fmt).nbytes(16, entry.shape[1])
+    count = -(-entry.shape[0] // 16)
+    strips = [data[i * width : (i + 1) * width if i + 1 < count else None] for i in range(count)]
+    assert container.read_file("embed_tokens.sums") == b"".join(xxhash.xxh3_64_digest(s)[::-1] for s in strips)
+    assert verify(container) == []
+
+
 def test_tied_embeddings(tiny: Any, tmp_path: Path) -> None:
     for carries_head in (True, False):
         target = tmp_path / f"{carries_head}.waste"
@@ -386,6 +398,8 @@ def test_tied_embeddings(tiny: Any, tmp_path: Path) -> None:
         assert manifest.config["tie_word_embeddings"] is True
         assert "lm_head.weight" not in {entry.name for entry in manifest.tensors}
         assert any("lm_head.weight" in notice for notice in result.notices) == carries_head
+        assert not (target / "embed_tokens.sums").exists()  # the head reads all of it
+        assert result.nbytes == sum(file.stat().st_size for file in target.iterdir())
 
 
 def test_without_draft_layer(tiny: Any, dst: Path) -> None:

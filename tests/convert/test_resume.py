@@ -255,6 +255,18 @@ def test_sealed_file_of_the_wrong_size_is_written_again(
     assert files_of(unfinished) == clean
 
 
+def test_sums_are_not_taken_of_an_embedding_that_was_damaged(
+    tiny: Any, unfinished: Path, clean: dict[str, bytes], files_of: Files
+) -> None:
+    with (unfinished / "trunk.bin").open("r+b") as file:
+        file.write(b"\xff" * 8)
+    with pytest.raises(InputError, match=r"trunk\.bin', tensor 'embed_tokens.weight' is damaged") as caught:
+        run(tiny, unfinished)
+    assert "--restart" in (caught.value.hint or "")
+    run(tiny, unfinished, replace(ONE, restart=True))
+    assert files_of(unfinished) == clean
+
+
 @pytest.mark.parametrize("cut", [1, 17, 300, 5000])
 def test_torn_journal(tiny: Any, unfinished: Path, clean: dict[str, bytes], files_of: Files, cut: int) -> None:
     journal = unfinished / "convert.journal"

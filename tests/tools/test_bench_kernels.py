@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_model import TimedOps, token_bytes
-from limits import Arena, cache_bytes
-from stopwatch import Spread
+from bench_model import token_bytes
+from limits import Arena
 
 from waste import quant
 from waste.engine.engine import Engine
@@ -59,30 +58,7 @@ def test_the_arena_comes_round_and_stays_inside(arena: Arena) -> None:
         arena.take(len(arena.bytes) + 1)
 
 
-def test_spread_is_that_of_sorted_samples() -> None:
-    samples = np.random.default_rng(3).permutation(101).astype(float)
-    assert Spread.of(samples.tolist()) == Spread(50, 10, 90)
-    assert Spread.of([2.0]) == Spread(2, 2, 2)
-    with pytest.raises(ValueError, match="no samples"):
-        Spread.of([])
-
-
-def test_caches_grow_outwards() -> None:
-    sizes = cache_bytes()
-    assert 0 < sizes["L1"] < sizes["L2"] < sizes["L3"]
-
-
-def test_a_clocked_backend_computes_the_same(cpu_engine: Engine) -> None:
-    """And the bytes of a token are those the planner knows."""
-    ids, ops = [1, 2, 3], cpu_engine.model.ops
-    plain = cpu_engine.session().eval(ids)
-    timed = TimedOps(ops)
-    try:
-        cpu_engine.model.ops = timed  # type: ignore[assignment]
-        assert np.array_equal(cpu_engine.session().eval(ids), plain)
-    finally:
-        cpu_engine.model.ops = ops
-    assert {"kda", "mla_attend", "expert_group", "hc_seam", "route", "linear"} <= timed.spent.keys()
+def test_the_bytes_of_a_token_are_those_the_planner_knows(cpu_engine: Engine) -> None:
     trunk, experts = token_bytes(cpu_engine)
     known = sizes(cpu_engine.config, Formats(**cpu_engine.manifest.formats))
     assert abs(trunk - known.read_trunk_bytes) <= 1
@@ -108,7 +84,7 @@ def test_a_model_is_split_into_stages(default_nano: Path) -> None:
     assert model["misses"] == 0
     assert [each["threads"] for each in model["runs"]] == [1, 2]
     for each in model["runs"]:
-        assert sum(each["stages"].values()) == pytest.approx(each["token_ms"])
+        assert sum(each["stages"].values()) == pytest.approx(each["token_ms"], rel=0.02)
         assert all(ms >= 0 for ms in each["stages"].values())
         assert set(each["prefill"]) == {"128", "512"}
     spent = run("--model", str(default_nano), "--tokens", "4", "--ram", "1GiB", "--overhead")["overhead"]

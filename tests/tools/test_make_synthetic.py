@@ -53,7 +53,7 @@ class Chosen:
 def test_it_verifies_and_runs(tiny: Path) -> None:
     """Every byte has its checksum; logits are finite and of a sensible size, and every expert gets work."""
     assert verify(Container.open(tiny)) == []
-    with Engine.open(tiny, ram="1GiB", threads=1) as engine:
+    with Engine.open(tiny, ram="4GiB", threads=1) as engine:
         assert [engine.config.attention[i] for i in range(LAYERS)] == ["kda", "kda", "kda", "mla", "kda"]
         chosen = Chosen()
         ids = np.random.default_rng(0).integers(0, 259, 200)
@@ -67,7 +67,7 @@ def test_it_verifies_and_runs(tiny: Path) -> None:
 
 def test_its_tokenizer_and_chat_work(tiny: Path) -> None:
     text = "Grüße, 世界!\n\ttab"
-    with Engine.open(tiny, ram="1GiB", threads=1) as engine:
+    with Engine.open(tiny, ram="4GiB", threads=1) as engine:
         ids = engine.tokenizer.encode(text)
         assert ids == list(text.encode())
         assert engine.tokenizer.decode(ids) == text

@@ -148,13 +148,15 @@ class Record(NamedTuple):
     data: Bytes
     address: int  # of data[0]
     nbytes: int
+    arrived: int  # address of an int32: 0 while the record is read, 1 once it is there, below 0 when that failed.
+    # 0 instead of an address: it is there. Whoever holds the record keeps the int32 alive.
 
     @classmethod
-    def of(cls, expert: int, data: Bytes) -> Record:
+    def of(cls, expert: int, data: Bytes, arrived: int = 0) -> Record:
         """Raises ValueError unless `data` is contiguous uint8."""
         if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
             raise ValueError(f"record: expected contiguous uint8 (bytes), found {data.dtype} {data.shape}")
-        return cls(expert, data, data.ctypes.data, data.nbytes)
+        return cls(expert, data, data.ctypes.data, data.nbytes, arrived)
 
 
 class Wave(Protocol):
@@ -165,13 +167,12 @@ class Wave(Protocol):
         """All of them, whether they have arrived or not."""
         ...
 
-    @property
-    def arrived(self) -> npt.NDArray[np.int32] | None:
-        """For each record 0 while it is read, 1 once it is there, -1 when that failed. None: all are there."""
-        ...
-
     def wait(self) -> None:
         """Until all are there. Raises what a read raised."""
+        ...
+
+    def stalled(self, seconds: float) -> None:
+        """Told how long a backend that takes records as they arrive had nothing to compute."""
         ...
 
 

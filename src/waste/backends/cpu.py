@@ -218,7 +218,10 @@ class CpuOps:
 
     def experts(self, x: F32, routing: Routing, layout: RecordLayout, wave: Wave, shape: ExpertShape, out: F32) -> None:
         native = self._once.of(layout, shape, _native_layout, shape)
-        if not _cpu.experts(self._pool, x, routing.ids, native, wave.records, wave.arrived, out):
+        whole, stalled_s = _cpu.experts(self._pool, x, routing.ids, native, wave.records, out)
+        if stalled_s:
+            wave.stalled(stalled_s)
+        if not whole:
             wave.wait()  # raises what went wrong
 
     def expert_group(
@@ -233,7 +236,9 @@ class CpuOps:
         ids, weights = routing
         native = self._once.of(layout, shape, _native_layout, shape)
         common = None if shared is None else self._once.of(shared, None, _mlp)
-        out, whole = _cpu.expert_group(self._pool, x, ids, weights, native, wave.records, wave.arrived, common)
+        out, whole, stalled_s = _cpu.expert_group(self._pool, x, ids, weights, native, wave.records, common)
+        if stalled_s:
+            wave.stalled(stalled_s)
         if not whole:
             wave.wait()
         return out

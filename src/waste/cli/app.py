@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from waste.cli import config, convert, failures, info, run
+from waste.cli import bench, config, convert, failures, info, run
 from waste.cli.environment import Environment
 from waste.cli.output import Output, OutputClosed, discard
 from waste.errors import ExitCode
@@ -22,6 +22,7 @@ HELP = """\
 waste run "In the beginning"                   the bundled example answers
 waste convert zai-org/GLM-5.3-Flash glm.waste  make a container of a checkpoint
 waste info glm.waste                           what it is and what it needs
+waste bench glm.waste                          tokens per second, and what they are made of
 cat notes.txt | waste run glm.waste "summarise"
 
 Runs mixture-of-experts models that do not fit into memory: the experts stay on disk and are read when a token
@@ -61,6 +62,7 @@ def build(*, front: bool = True) -> typer.Typer:
     app.callback()(_options)
     app.command("run", help=run.HELP, short_help=run.SHORT)(run.run)
     app.command("convert", help=convert.HELP, short_help=convert.SHORT, no_args_is_help=True)(convert.convert)
+    app.command("bench", help=bench.HELP, short_help=bench.SHORT)(bench.bench)
     app.command("info", help=info.HELP, short_help=info.SHORT)(info.info)
     return app
 
@@ -101,9 +103,11 @@ def _run(argv: list[str], env: Environment) -> int:
             return failures.PIPE_CLOSED
         return end.code if isinstance(end.code, int) else ExitCode.DONE
     except (KeyboardInterrupt, failures.Terminated) as signalled:
-        out.interrupted()
-        return failures.TERMINATED if isinstance(signalled, failures.Terminated) else ExitCode.INTERRUPTED
+        return _signalled(signalled, out)
     except Exception as error:
+        signal_behind = failures.signal_behind(error)
+        if signal_behind is not None:
+            return _signalled(signal_behind, out)
         if config.wants_debug(env.environ):
             import traceback
 
@@ -116,6 +120,11 @@ def _run(argv: list[str], env: Environment) -> int:
         if isinstance(error, OSError):
             discard(env)  # it may have been stdout itself, with text left in its buffer
         return failure.exit_code
+
+
+def _signalled(signalled: KeyboardInterrupt | failures.Terminated, out: Output) -> int:
+    out.interrupted()
+    return failures.TERMINATED if isinstance(signalled, failures.Terminated) else ExitCode.INTERRUPTED
 
 
 @contextlib.contextmanager

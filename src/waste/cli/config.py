@@ -7,7 +7,7 @@ errors that say which variable, or which file and key, is meant.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,10 +21,16 @@ PROJECT_FILE = "waste.toml"
 BACKENDS = ("cpu", "reference")
 REASONING = ("show", "hide")
 ISAS = ("portable", "avx2", "avx512", "amx")  # those of waste.kernels.isa, which settings are read without
+POLICIES = ("adaptive", "lru", "lfu")  # those of waste.tiers.policy, likewise
 
 
 def _size(text: str, name: str) -> int:
     return parse_bytes(text, name=name)
+
+
+def _size_or_none(text: str, name: str) -> int:
+    """A size, or 0 for not at all: so that a flag can take back what is configured."""
+    return 0 if text.strip() == "0" else parse_bytes(text, name=name)
 
 
 def _whole(low: int) -> Callable[[str, str], int]:
@@ -64,6 +70,26 @@ def _flag(text: str, name: str) -> bool:
     raise UsageError(f"{name} is {text!r}, expected 1 or 0")
 
 
+def _path(text: str, name: str) -> str:
+    if not text or "\0" in text:
+        raise UsageError(f"{name} is {text!r}, expected a directory")
+    return text
+
+
+def _lookahead(text: str, name: str) -> str:
+    if text in ("auto", "off"):
+        return text
+    try:
+        return str(_whole(1)(text, name))
+    except UsageError:
+        raise UsageError(f"{name} is {text!r}, expected auto, off, or a whole number of 1 or more") from None
+
+
+def lookahead_experts(setting: str) -> int | None:
+    """What the setting `lookahead` means: experts to read ahead in each layer, 0 never, None as it pays."""
+    return None if setting == "auto" else 0 if setting == "off" else int(setting)
+
+
 def _formats(option: str) -> Callable[[str, str], str]:
     def parse(text: str, name: str) -> str:
         if not text.strip():
@@ -87,12 +113,25 @@ class Setting:
     parse: Callable[[str, str], Any]
     default: Any
     meaning: str  # what None stands for, or a unit; shown by `waste info --config`
+    many: bool = False  # a tuple: an array in a file, parts between ":" in a variable; `parse` parses one of them
+
+    def read(self, text: str, name: str) -> Any:
+        """The value of one text: a variable's, or a file's that is not an array."""
+        if self.many:
+            return tuple(self.parse(part, name) for part in text.split(os.pathsep))
+        return self.parse(text, name)
 
 
 SETTINGS = (
     Setting("ram", _size, None, "bytes; default: 72 % of what is free"),
+    Setting("vram", _size_or_none, None, "bytes of the tier above RAM; default: 0, none"),
     Setting("threads", _whole(1), None, "of the cpu backend and of convert; default: one per core"),
     Setting("backend", _choice(*BACKENDS), "cpu", "cpu, or reference (torch, slow)"),
+    Setting("experts_dir", _path, (), "more directories where experts-*.bin files may lie", many=True),
+    Setting("policy", _choice(*POLICIES), "adaptive", f"what leaves the expert cache: {', '.join(POLICIES)}"),
+    Setting("lookahead", _lookahead, "auto", "experts of the next layer to read ahead: auto (as it pays), off, or N"),
+    Setting("learn", _flag, True, "write usage.json beside the model, for a warm next start"),
+    Setting("mlock", _flag, False, "keep the expert cache from being swapped out"),
     Setting("ctx", _whole(1), None, "tokens of prompt and answer; default: 8192, or the model's own limit"),
     Setting("max_tokens", _whole(0), 256, "tokens an answer may have"),
     Setting("temp", _number, None, "default: as the model's makers publish, else 0.7; 0 is greedy"),
@@ -104,6 +143,7 @@ SETTINGS = (
     Setting("reasoning", _choice(*REASONING), "show", "show (on stderr) or hide"),
     Setting("experts", _formats("experts"), None, "number formats of routed experts; default: see waste convert -h"),
     Setting("trunk", _formats("trunk"), None, "number formats of everything else; default: see waste convert -h"),
+    Setting("size", _size, None, "bytes a converted container may have; default: as the formats give"),
     Setting("isa", _choice(*ISAS), None, "instruction set of native code; default: the best there is"),
     Setting("debug", _flag, False, "show tracebacks"),
 )
@@ -130,9 +170,15 @@ class Config:
         """The value of `key`: the command line's if it gave one (already parsed), else the configured one."""
         return self.values[key].value if flag is None else flag
 
-    def parse(self, key: str, flag: str | None) -> Any:
-        """As `get`, for a flag that arrives as text: parsed as the setting is, the option named when it does not."""
-        return self.get(key, None if flag is None else _BY_KEY[key].parse(flag, "--" + key.replace("_", "-")))
+    def parse(self, key: str, flag: str | Sequence[str] | None) -> Any:
+        """As `get`, for a flag that arrives as text: parsed as the setting is, the option named when it does not.
+
+        A repeatable option arrives as a list; given at least once, it replaces what is configured.
+        """
+        setting, option = _BY_KEY[key], "--" + key.replace("_", "-")
+        if flag is None or isinstance(flag, str):
+            return self.get(key, None if flag is None else setting.parse(flag, option))
+        return self.get(key, tuple(setting.parse(part, option) for part in flag) or None)
 
     @staticmethod
     def load(environ: Mapping[str, str], project: Path = Path()) -> Config:
@@ -198,7 +244,7 @@ def _from_variables(environ: Mapping[str, str]) -> dict[str, Value]:
             raise _unknown(f"environment variable {variable!r}", variable, [PREFIX + s.key.upper() for s in SETTINGS])
         text = environ[variable]
         if text or setting.key == "debug":  # set but empty means not set, as for most tools
-            found[setting.key] = Value(setting.parse(text.strip(), variable), variable)
+            found[setting.key] = Value(setting.read(text.strip(), variable), variable)
     return found
 
 
@@ -226,8 +272,13 @@ def _from_file(text: str, label: str) -> dict[str, Value]:
         where = f"{key!r} in {label!r}"
         if setting is None:
             raise _unknown(where, key, list(_BY_KEY))
+        if setting.many and not isinstance(value, str):
+            if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+                raise UsageError(f"{where} is {value!r}, expected an array of texts")
+            found[key] = Value(tuple(setting.parse(part, where) for part in value), label)
+            continue
         if not isinstance(value, str | int | float):
             raise UsageError(f"{where} is a {type(value).__name__}, expected one value")
         written = str(value).lower() if isinstance(value, bool) else str(value)
-        found[key] = Value(setting.parse(written, where), label)
+        found[key] = Value(setting.read(written, where), label)
     return found

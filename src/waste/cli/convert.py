@@ -15,7 +15,7 @@ from waste.cli.failures import Terminated
 from waste.cli.native import choose_isa
 from waste.cli.output import Output
 from waste.errors import ExitCode
-from waste.units import format_bytes, format_count, format_seconds, parse_bytes
+from waste.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from waste.convert import Preflight
@@ -76,7 +76,7 @@ def convert(
     chosen = ConvertOptions(
         experts=config.parse("experts", experts),
         trunk=config.parse("trunk", trunk),
-        size=None if size is None else parse_bytes(size, name="--size"),
+        size=config.parse("size", size),
         revision=revision,
         force=force,
         restart=restart,

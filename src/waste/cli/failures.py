@@ -30,6 +30,12 @@ class Failure:
     shown: str | None = None
 
 
+def signal_behind(error: Exception) -> KeyboardInterrupt | Terminated | None:
+    """The signal that `error` is made of, if it is: Python 3.11 wraps what is raised while a class comes to be."""
+    cause = error.__cause__
+    return cause if isinstance(cause, KeyboardInterrupt | Terminated) else None
+
+
 def describe(error: BaseException) -> Failure:
     """The failure behind `error`; whatever is not expected here is a bug of ours."""
     match error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +46,7 @@ def info(
     verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte of a container.")] = False,
     settings: Annotated[bool, typer.Option("--config", help="The settings and where each comes from.")] = False,
     context: options.Context = None,
+    experts_dir: options.ExpertsDir = None,
     revision: options.Revision = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -59,16 +62,23 @@ def info(
             raise UsageError("--config is about settings, not about a MODEL")
         _show_settings(config, out, as_json)
     elif model is None:
-        for option, given in (("--verify", verify), ("--ctx", context is not None), ("--revision", revision)):
+        for option, given in (
+            ("--verify", verify),
+            ("--ctx", context is not None),
+            ("--experts-dir", experts_dir),
+            ("--revision", revision),
+        ):
             if given:
                 raise UsageError(f"{option} needs a MODEL")
         _show_machine(out, as_json)
     elif _is_container(Path(model)):
         if revision is not None:
             raise UsageError("--revision is for models of the Hub")
-        _show_container(model, verify, config.get("ctx", context), out, as_json)
-    elif verify:
-        raise UsageError(f"--verify is for containers, and {model!r} is none")
+        places = config.parse("experts_dir", experts_dir)
+        _show_container(model, places, verify, config.get("ctx", context), out, as_json)
+    elif verify or experts_dir:
+        option = "--verify" if verify else "--experts-dir"
+        raise UsageError(f"{option} is for containers, and {model!r} is none")
     else:
         _show_checkpoint(model, revision, config.get("ctx", context), out, as_json)
 
@@ -81,17 +91,20 @@ def _is_container(place: Path) -> bool:
 # -- containers
 
 
-def _show_container(name: str, verify: bool, context: int | None, out: Output, as_json: bool) -> None:
+def _show_container(
+    name: str, experts_dirs: Sequence[str], verify: bool, context: int | None, out: Output, as_json: bool
+) -> None:
     from waste.cli.model_facts import stored_document, stored_rows
     from waste.container.manifest import MANIFEST_NAME
     from waste.container.reader import Container
+    from waste.models.embedding import streams_embedding
     from waste.models.stored import stored_config
 
     baseline = _baseline_bytes()
-    container = Container.open(Path(name))
+    container = Container.open(Path(name), [Path(directory) for directory in experts_dirs])
     manifest = container.manifest
     config = stored_config(manifest)
-    facts = _facts(config, _formats(container), context, baseline)
+    facts = _facts(config, _formats(container), context, baseline, table_on_disk=streams_embedding(config, manifest))
     stored = _stored(container, config)
     disk_bytes = sum(manifest.file_sizes().values()) + (container.path / MANIFEST_NAME).stat().st_size
     if not as_json:
@@ -243,13 +256,15 @@ def _baseline_bytes() -> int:
     return resident_bytes()
 
 
-def _facts(config: ModelConfig, formats: Formats, context: int | None, baseline: int) -> ModelFacts:
+def _facts(
+    config: ModelConfig, formats: Formats, context: int | None, baseline: int, *, table_on_disk: bool = True
+) -> ModelFacts:
     from waste.cli.model_facts import ModelFacts
-    from waste.engine.engine import DEFAULT_CONTEXT
+    from waste.engine.budget import DEFAULT_CONTEXT
     from waste.planner.footprint import sizes
 
     tokens = min(context or DEFAULT_CONTEXT, config.max_position_embeddings)
-    return ModelFacts(config, sizes(config, formats), tokens, baseline)
+    return ModelFacts(config, sizes(config, formats, table_on_disk=table_on_disk), tokens, baseline)
 
 
 # -- this machine, and the settings
@@ -263,6 +278,8 @@ def _show_machine(out: Output, as_json: bool) -> None:
         out.json({"schema": SCHEMA, "kind": "machine", **_machine_document(brief)})
         return
     limit = f", limited to {format_bytes(brief.ram.limit_bytes)}" if brief.ram.limit_bytes is not None else ""
+    if brief.ram.limit_source != "MemAvailable":
+        limit += f" (free by {brief.ram.limit_source})"
     usable = f", {brief.usable_threads} usable here" if brief.usable_threads != brief.threads else ""
     out.table(
         [
@@ -288,6 +305,7 @@ def _machine_document(brief: Any) -> dict[str, Any]:
         "ram_total_bytes": brief.ram.total_bytes,
         "ram_available_bytes": brief.ram.available_bytes,
         "ram_limit_bytes": brief.ram.limit_bytes,
+        "ram_limit_source": brief.ram.limit_source,
         "disk_path": brief.disk_path,
         "disk_free_bytes": brief.disk_free_bytes,
         "disk_total_bytes": brief.disk_total_bytes,
@@ -300,8 +318,12 @@ def _show_settings(config: Config, out: Output, as_json: bool) -> None:
         found = {key: {"value": value.value, "origin": value.origin} for key, (value, _) in values.items()}
         out.json({"schema": SCHEMA, "kind": "config", "settings": found, "files": [str(f) for f in config.files]})
         return
-    rows = [
-        (key, "-" if value.value is None else str(value.value), value.origin, setting.meaning)
-        for key, (value, setting) in values.items()
-    ]
+    rows = [(key, _written(value.value), value.origin, setting.meaning) for key, (value, setting) in values.items()]
     out.table(rows, title="Settings (value, origin, meaning)")
+
+
+def _written(value: Any) -> str:
+    """A setting's value as one could write it into a variable; a dash for none."""
+    if isinstance(value, tuple):
+        value = os.pathsep.join(value) or None
+    return "-" if value is None else str(value)

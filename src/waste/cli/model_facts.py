@@ -39,7 +39,8 @@ class ModelFacts:
     def ram_floor_bytes(self) -> int:
         """The least that runs: baseline, tokenizer, trunk, a session's state, buffers, one layer's top-k experts."""
         baseline = self.baseline_bytes + tokenizer_bytes(self.config)
-        return floor_bytes(self.config, self.sizes.trunk_bytes, self.sizes.record_bytes, self.context, baseline)
+        trunk, record = self.sizes.resident_trunk_bytes, self.sizes.record_bytes
+        return floor_bytes(self.config, trunk, record, self.context, baseline)
 
     @property
     def all_experts(self) -> int:
@@ -103,6 +104,7 @@ class ModelFacts:
             "context_tokens": config.max_position_embeddings,
             "vocabulary_rows": config.vocab_size,
             "trunk_bytes": sizes.trunk_bytes,
+            "resident_trunk_bytes": sizes.resident_trunk_bytes,
             "draft_bytes": sizes.draft_bytes,
             "bank_bytes": sizes.bank_bytes,
             "token_bytes": sizes.token_bytes,

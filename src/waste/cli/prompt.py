@@ -7,8 +7,9 @@ is the prompt; one final newline is dropped, nothing else is touched.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -113,18 +114,26 @@ def _read_file(name: str) -> bytes:
 
 
 def _read_stdin(stdin: BinaryIO, on_wait: Callable[[str], None], patience_s: float) -> bytes:
-    """All of stdin. The first byte is waited for beside a timer; a thread so that any kind of stream will do."""
+    """All of stdin. Whoever sends the first byte will send the rest."""
     message = "waiting for the prompt on stdin (end it with Ctrl-D, or use --no-stdin)"
+    try:
+        with announced(message, on_wait, patience_s):
+            first = stdin.read(1)
+    except OSError as error:
+        raise InputError(f"cannot read stdin: {error.strerror}") from None
+    return first + _bounded(stdin, "stdin") if first else b""
+
+
+@contextlib.contextmanager
+def announced(message: str, on_wait: Callable[[str], None], patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Call `on_wait` with `message` when the body takes longer. A thread, so that any kind of stream will do."""
     timer = threading.Timer(patience_s, on_wait, [message])
     timer.daemon = True
     timer.start()
     try:
-        first = stdin.read(1)
-    except OSError as error:
-        raise InputError(f"cannot read stdin: {error.strerror}") from None
+        yield
     finally:
         timer.cancel()
-    return first + _bounded(stdin, "stdin") if first else b""
 
 
 def _bounded(file: BinaryIO, name: str) -> bytes:

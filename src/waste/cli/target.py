@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from waste.errors import ResourceError, UsageError, WasteError
+from waste.cli.config import Config
+from waste.cli.output import Output
+from waste.errors import InputError, ResourceError, UsageError, WasteError
 from waste.events import Notice, OnEvent
 
 SUFFIX = ".waste"
@@ -39,6 +41,31 @@ def looks_like_model(word: str) -> bool:
         return True
     written_as_path = "/" in word and not any(c.isspace() for c in word)
     return written_as_path or os.path.lexists(word)
+
+
+def existing_container(name: str, hint: str = "waste convert SRC DST makes one") -> Path:
+    """The container called `name`. InputError where there is nothing (with `hint`), or a checkpoint."""
+    place = Path(name)
+    if not place.exists():
+        raise InputError(f"no such container: {name!r}", hint=hint)
+    if (place / "config.json").exists() and not (place / "manifest.json").exists():
+        raise InputError(
+            f"{name!r} is a checkpoint, not a container",
+            hint=f"waste convert {name} {place.name or 'model'}.waste",
+        )
+    return place
+
+
+def bundled_example(config: Config, out: Output, purpose: str) -> Path:
+    """The container of the bundled example, made at the first use; says that it is taken, and what for."""
+    from importlib.metadata import version
+
+    from waste.bundled import bundled_checkpoint
+
+    source = bundled_checkpoint()
+    place = bundled_container(source, config.cache_dir, version("waste"), out.on_event)
+    out.notice(f"no MODEL given: the bundled example {source.name} {purpose}")
+    return place
 
 
 def bundled_container(source: Path, cache: Path, version: str, on_event: OnEvent) -> Path:

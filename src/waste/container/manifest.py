@@ -160,6 +160,14 @@ class Manifest:
         sizes.update({entry.name: entry.nbytes for entry in self.files})
         return sizes
 
+    def weights_digest(self) -> int:
+        """What tells one model from another: the config and every weight, in its number format, by checksum.
+
+        Who converted it when, from where, with which tokenizer, does not count: the same logits, the same digest.
+        """
+        document = self._document()
+        return checksum(serialise({key: document[key] for key in ("architecture", "config", "tensors", "banks")}))
+
     def _document(self) -> dict[str, Any]:
         return {
             "format": FORMAT,

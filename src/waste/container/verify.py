@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 
-from waste.container.layout import RECORD_ALIGN, bank_digest, stored_checksum
-from waste.container.manifest import BankEntry
-from waste.container.reader import Bank, Container, padded_end, read_tensor
+from waste.container.layout import RECORD_ALIGN, Bytes, bank_digest, stored_checksum
+from waste.container.load import damaged, padded_end
+from waste.container.manifest import BankEntry, TensorEntry
+from waste.container.reader import Bank, Container
+from waste.container.strips import Strips, stored_sums, sums_name
 from waste.errors import InputError
-from waste.events import Event, OnEvent, Progress, ignore
+from waste.events import OnEvent, Progress, ignore
 from waste.io.buffers import aligned
-from waste.io.checksum import to_hex
-from waste.io.files import open_for_reading, shown
+from waste.io.checksum import Hasher, to_hex
+from waste.io.files import open_for_reading, pread_into, shown
+
+# Large enough for a drive to run at full speed, small enough to be still in the cache when hashed.
+_PIECE = 4 << 20
 
 
 def verify(container: Container, on_event: OnEvent = ignore) -> list[str]:
@@ -65,7 +71,8 @@ def _verify_tensors(container: Container, name: str, report: _Report) -> None:
         for entry in entries:
             nbytes = padded_end(entry) - entry.offset
             try:
-                read_tensor(fd, path, entry, buffer[:nbytes], _silent, nbytes)
+                _verify_tensor(fd, path, entry, buffer[:nbytes])
+                _verify_strips(container, entry, buffer[:nbytes], report)
             except InputError as error:
                 report.damage.append(error.message)
             report.advance(nbytes)
@@ -76,8 +83,38 @@ def _verify_tensors(container: Container, name: str, report: _Report) -> None:
         report.damage.append(f"{shown(path)} has {extra} bytes behind its last tensor")
 
 
+def _verify_tensor(fd: int, path: Path, entry: TensorEntry, blob: Bytes) -> None:
+    """Read a tensor into `blob`, (nbytes with padding,) uint8; InputError for any damage."""
+    where = f"{shown(path)}, tensor {entry.name!r}"
+    hasher = Hasher()
+    for begin in range(0, len(blob), _PIECE):
+        piece = blob[begin : begin + _PIECE]
+        pread_into(fd, piece, entry.offset + begin, where=where)
+        hasher.update(piece)
+    if hasher.value != entry.checksum:
+        raise damaged(where, entry.checksum, hasher.value)
+
+
+def _verify_strips(container: Container, entry: TensorEntry, blob: Bytes, report: _Report) -> None:
+    """Compare an undamaged tensor, (nbytes with padding,) uint8, with the checksums of its strips, if there are any."""
+    try:
+        stored = stored_sums(container, entry)
+    except InputError as error:
+        if error.message not in report.damage:  # where it is, the small file itself was found damaged
+            report.damage.append(error.message)
+        return
+    if stored is None:
+        return
+    wrong = np.flatnonzero(Strips.of(entry.fmt, entry.shape).sums(blob) != stored)
+    if len(wrong):
+        report.damage.append(
+            f"{shown(container.path / sums_name(entry.name))} does not belong to tensor {entry.name!r}: "
+            f"{len(wrong)} of {len(stored)} strips have other checksums, the first is strip {wrong[0]}"
+        )
+
+
 def _verify_bank(container: Container, entry: BankEntry, report: _Report) -> None:
-    path = container.path / entry.file
+    path = container.place(entry.file)
     try:
         bank = Bank(path, entry)
     except InputError as error:
@@ -100,7 +137,3 @@ def _verify_bank(container: Container, entry: BankEntry, report: _Report) -> Non
             f"{shown(path)} holds a record of another conversion: every record is valid, but their digest is "
             f"{to_hex(bank_digest(checksums))}, expected {to_hex(entry.digest)}"
         )
-
-
-def _silent(event: Event) -> None:
-    """Tensors are counted by the report, in bytes of the whole container."""

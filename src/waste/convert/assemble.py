@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,6 +13,7 @@ from waste.container.manifest import BankEntry, FileEntry, Manifest, TensorEntry
 from waste.convert.preflight import Prepared
 from waste.convert.provenance import describe, sketch
 from waste.convert.source import Source
+from waste.convert.sums import unknown_sums
 from waste.convert.work import Work
 from waste.io.checksum import checksum
 
@@ -33,8 +34,9 @@ def assemble(
     provenance: dict[str, Any],
     tensors: Sequence[TensorEntry],
     banks: Sequence[BankEntry],
+    files: Mapping[str, bytes],
 ) -> Manifest:
-    """The manifest of a container with these contents."""
+    """The manifest of a container with these contents. `files`: all small ones."""
     config = prepared.config
     return Manifest(
         tool=tool_version(),
@@ -46,7 +48,7 @@ def assemble(
         formats=dict(vars(prepared.formats)),
         tensors=tuple(tensors),
         banks=tuple(banks),
-        files=tuple(FileEntry(name, len(data), checksum(data)) for name, data in sorted(prepared.texts.items())),
+        files=tuple(FileEntry(name, len(data), checksum(data)) for name, data in sorted(files.items())),
     )
 
 
@@ -55,7 +57,9 @@ def container_bytes(source: Source, prepared: Prepared) -> int:
     provenance = describe(
         sketch(source, prepared.headers, prepared.small, prepared.formats, tool_version()), prepared.headers, {}
     )
-    manifest = assemble(prepared, provenance, *_placeholders(prepared.work))
+    tensors, banks = _placeholders(prepared.work)
+    files = {**prepared.texts, **unknown_sums(prepared.config, tensors)}
+    manifest = assemble(prepared, provenance, tensors, banks, files)
     return sum(manifest.file_sizes().values()) + len(manifest.to_bytes())
 
 
@@ -70,7 +74,7 @@ def room_bytes(source: Source, prepared: Prepared, container: int) -> int:
     for bank in work.banks:
         names = sum(len(name) for expert in range(bank.experts) for _, name in bank.sources(expert))
         journal += _LINE_BYTES + bank.experts * _LINE_BYTES + names
-    files = len(work.tensors) + len(work.banks) + len(prepared.texts) + 2  # the manifest and the journal
+    files = len(work.tensors) + len(work.banks) + len(prepared.texts) + 3  # sums, the manifest, the journal
     return container + journal + files * _BLOCK_BYTES
 
 

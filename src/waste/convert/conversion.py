@@ -31,6 +31,7 @@ from waste.convert.provenance import (
     sketch,
 )
 from waste.convert.source import Source
+from waste.convert.sums import strip_sums
 from waste.errors import UsageError, WasteError
 from waste.events import Notice, OnEvent, Progress, ignore
 from waste.io.dense import RowStream
@@ -195,12 +196,13 @@ class _Run:
         threads = self._options.threads or default_threads()
         pipeline = Pipeline(checkpoint, self._dst, journal, prepared.config, prepared.block, threads, advance)
         written = pipeline.run(prepared.work, unmoved)
-        for name, data in sorted(prepared.texts.items()):
+        files = {**prepared.texts, **strip_sums(self._dst, prepared.config, written.tensors)}
+        for name, data in sorted(files.items()):
             if not _holds(self._dst / name, data):
                 atomic_write(self._dst / name, data)
         unmoved()
         provenance = describe(identity, prepared.headers, written.digests)
-        manifest = assemble(prepared, provenance, written.tensors, written.banks)
+        manifest = assemble(prepared, provenance, written.tensors, written.banks, files)
         text = manifest.to_bytes()
         atomic_write(self._dst / MANIFEST_NAME, text)
         journal.remove()

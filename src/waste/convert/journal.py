@@ -12,8 +12,6 @@ hundreds of gigabytes at every resume, and `waste info --verify` does it at the 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -25,11 +23,10 @@ from waste.container.reader import JOURNAL_NAME
 from waste.errors import ResourceError
 from waste.io.checksum import checksum, from_hex, to_hex
 from waste.io.files import fsync_directory, pwrite_all, read_file, shown, writing
+from waste.io.locks import open_locked
 
 _LIMIT = 1 << 30
 _HEX = 16
-# What file systems without locks answer: better unguarded there than not at all.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 Item = TypeVar("Item")
 
@@ -169,29 +166,12 @@ def begun_identity(directory: Path) -> dict[str, Any] | None:
 
 
 def _locked(path: Path) -> int:
-    """The journal's descriptor, with an exclusive lock on the file that is under this name now."""
-    while True:
-        with writing(path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise ResourceError(
-                f"another conversion is writing to {shown(path.parent)}",
-                hint="wait for it to end, or choose another DST",
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(fd)
-                raise
-        # A conversion that finished in between has removed the file we hold.
-        try:
-            if os.path.samestat(os.fstat(fd), path.stat()):
-                return fd
-        except FileNotFoundError:
-            pass
-        os.close(fd)
+    """The journal's descriptor, locked."""
+    busy = ResourceError(
+        f"another conversion is writing to {shown(path.parent)}", hint="wait for it to end, or choose another DST"
+    )
+    with writing(path):
+        return open_locked(path, busy)
 
 
 def _fact(line: bytes) -> dict[str, Any] | None:

@@ -10,16 +10,18 @@ from pathlib import Path
 
 from waste.container.manifest import MANIFEST_NAME
 from waste.container.reader import JOURNAL_NAME
+from waste.container.strips import sums_name
 from waste.errors import ResourceError, UsageError
 from waste.io.files import PART_SUFFIX, fsync_directory, shown, writing
 from waste.models.hf_config import GENERATION_FILE
-from waste.models.spec import DRAFT_FILE, TRUNK_FILE
+from waste.models.spec import DRAFT_FILE, EMBEDDING, TRUNK_FILE
 from waste.units import format_bytes
 
 # Everything that a container, finished or not, may consist of. Nothing else is ever deleted.
 _OURS = re.compile(
     rf"({re.escape(MANIFEST_NAME)}|{re.escape(JOURNAL_NAME)}|{TRUNK_FILE}|{DRAFT_FILE}|experts-\d{{3}}\.bin"
-    rf"|tokenizer\.(model|json)|chat\.json|chat_template\.jinja|{GENERATION_FILE}|usage\.json)({PART_SUFFIX})?"
+    rf"|{re.escape(sums_name(EMBEDDING))}|tokenizer\.(model|json)|chat\.json|chat_template\.jinja|{GENERATION_FILE}"
+    rf"|usage\.json(\.lock)?)({PART_SUFFIX})?"
 )
 
 

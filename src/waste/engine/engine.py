@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -13,20 +14,27 @@ from waste.backends.base import Ops
 from waste.chat.format import JSON as CHAT_FILE
 from waste.chat.format import ChatFormat
 from waste.chat.format import from_json as read_chat
+from waste.container.load import LoadReport
 from waste.container.manifest import Manifest
 from waste.container.reader import Bank, Container
+from waste.engine.budget import context_tokens, ram_bytes, tier_budget
+from waste.engine.relief import Relief
 from waste.engine.session import Session
-from waste.errors import ResourceError, UsageError
-from waste.events import Notice, OnEvent, ignore
+from waste.engine.trunk import Trunk
+from waste.errors import UsageError
+from waste.events import OnEvent, ignore
 from waste.hardware import memory
+from waste.hardware.pressure import PressureWatch
+from waste.kvcache.store import StateWriter
 from waste.models.config import ModelConfig
-from waste.models.model import Model, TrunkTensors
-from waste.models.spec import TRUNK_FILE
+from waste.models.model import Model
 from waste.models.stored import stored_config
-from waste.planner.footprint import HEALTHY_SHARE, PREFILL_CHUNK, Budget, divide
-from waste.tiers.cache import ExpertCache
+from waste.planner.footprint import PREFILL_CHUNK, Budget, divide
+from waste.tiers.build import TierBudget, build
+from waste.tiers.options import TierOptions
+from waste.tiers.usage import FILE as USAGE_FILE
+from waste.tiers.usage import Usage
 from waste.tokenizer import Tokenizer, from_files
-from waste.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from waste.generate import Generation
@@ -34,10 +42,6 @@ if TYPE_CHECKING:
 BACKENDS = ("cpu", "reference")
 
 TEMPLATE_FILE = "chat_template.jinja"
-
-# A session's token limit unless asked otherwise: long enough for a report, short enough that its caches
-# do not crowd out experts. The model's own limit may be a million.
-DEFAULT_CONTEXT = 8192
 
 
 class Engine:
@@ -47,51 +51,149 @@ class Engine:
         self,
         container: Container,
         tokenizer: Tokenizer,
+        trunk: Trunk,
         model: Model,
-        banks: dict[int, Bank],
         budget: Budget,
+        tier_budget: TierBudget,
         context: int,
+        tiers: TierOptions,
         load_s: float,
+        on_event: OnEvent,
+        parent: Engine | None = None,
     ) -> None:
+        """parent: the engine whose trunk this one shares, and its open banks where both read them in the same way."""
         self.container = container
         self.tokenizer = tokenizer
         self.model = model
-        self.banks = banks  # by layer
-        self.cache = ExpertCache(banks, budget.slots)
         self.budget = budget
+        self.tier_budget = tier_budget
         self.context = context  # tokens a session can hold
-        self.load_s = load_s
+        self.tiers = tiers
+        self.load_s = load_s  # from the call of `open` until a prompt could be evaluated
+        self._trunk = trunk
+        self._on_event = on_event
+        self._siblings: list[Engine] = []
+        self._closed = False
+        self._parent = parent
+        self.not_learned: str | None = None  # after closing: why usage.json could not be updated
+        router = model.config.router
+        # Two descriptors a layer: 84 for GLM-5.3-Flash, and many systems allow a process 1,024.
+        self._shares_banks = parent is not None and parent.tiers.direct == tiers.direct
+        self.banks: dict[int, Bank] = {}
+        relief = Relief(PressureWatch(), on_event)
+        try:
+            if parent is not None and self._shares_banks:
+                self.banks = parent.banks
+            else:
+                for layer in model.config.moe_layers:
+                    self.banks[layer] = container.bank(layer, direct=tiers.direct, on_event=on_event)
+            self.cache = build(
+                self.banks,
+                tier_budget,
+                tiers,
+                experts=router.experts,
+                top_k=router.top_k,
+                usage=Usage.load(self._usage_file, tuple(self.banks), router.experts) if tiers.learn else None,
+                between_tokens=relief.check,
+                on_event=on_event,
+            )
+        except BaseException:
+            self._close_banks()
+            raise
 
     @staticmethod
     def open(
         path: str | os.PathLike[str],
         *,
         ram: str | int | None = None,
+        vram: str | int | None = None,
         backend: str = "cpu",
         threads: int | None = None,
         ctx: int | None = None,
+        experts_dirs: Sequence[str | os.PathLike[str]] = (),
+        tiers: TierOptions | None = None,
         on_event: OnEvent = ignore,
     ) -> Engine:
         """Open the container at `path` and load its trunk.
 
         ram: the whole budget of this process, bytes or "4GiB"; default 72 % of the memory that is free.
+        vram: of it, what a faster tier takes (until there is a GPU backend); default none.
         ctx: tokens a session can hold; default 8,192, never more than the model's own limit.
         threads: default one for each core this process may use. (`reference`: torch's own default, process-wide.)
+        experts_dirs: where banks may lie that are not in the container: other drives.
         Raises InputError (missing or damaged container), ResourceError (budget too small), UsageError.
         """
         began = time.perf_counter()
+        tiers = tiers or TierOptions()
         ops = _ops(backend, threads)
-        container = Container.open(Path(path))
+        container = Container.open(Path(path), [Path(directory) for directory in experts_dirs])
         config = stored_config(container.manifest)
-        context = _context(ctx, config, on_event)
+        context = context_tokens(ctx, config, on_event)
         # Before the budget is divided: a vocabulary of 150,000 takes tens of megabytes that count as baseline.
         tokenizer = from_files(container.read_file("tokenizer.model"), container.read_file("tokenizer.json"))
-        budget = divide(config, container.manifest, _ram(ram, on_event), context, memory.resident_bytes())
-        blobs = container.load_tensors(TRUNK_FILE, on_event)
-        entries = {entry.name: entry for entry in container.manifest.tensors_of(TRUNK_FILE)}
-        model = Model(config, ops, TrunkTensors(config, ops, entries, blobs))
-        banks = {layer: container.bank(layer) for layer in config.moe_layers}
-        return Engine(container, tokenizer, model, banks, budget, context, time.perf_counter() - began)
+        wanted, most = ram_bytes(ram, on_event), memory.detect().most_bytes
+        budget = divide(config, container.manifest, wanted, context, memory.resident_bytes(), most=most)
+        shares = tier_budget(budget, vram, config.router.top_k, on_event)
+        trunk = Trunk(container, config, tiers, on_event)
+        try:
+            model = trunk.model(ops)
+            load_s = time.perf_counter() - began
+            return Engine(container, tokenizer, trunk, model, budget, shares, context, tiers, load_s, on_event)
+        except BaseException:
+            trunk.close()
+            raise
+
+    def sibling(
+        self,
+        *,
+        ram: str | int | None = None,
+        vram: str | int | None = None,
+        threads: int | None = None,
+        tiers: TierOptions | None = None,
+    ) -> Engine:
+        """Another engine on the same trunk in memory, with a cache of its own: to compare settings in one process.
+
+        What is not given is as here. It is closed with this one, if not before. WasteError once this one is closed.
+        """
+        self.cache.refuse_closed()
+        ops = self.model.ops if threads is None else _ops(self.model.ops.name, threads)
+        wanted = self.budget.ram_bytes if ram is None else ram_bytes(ram, self._on_event)
+        budget = divide(self.config, self.manifest, wanted, self.context, self.budget.baseline_bytes)
+        shares = tier_budget(
+            budget, self.tier_budget.vram_bytes if vram is None else vram, self.config.router.top_k, self._on_event
+        )
+        model = self.model if threads is None else self._trunk.model(ops)
+        sibling = Engine(
+            self.container,
+            self.tokenizer,
+            self._trunk,
+            model,
+            budget,
+            shares,
+            self.context,
+            tiers or self.tiers,
+            self.load_s,
+            self._on_event,
+            parent=self,
+        )
+        self._siblings.append(sibling)
+        return sibling
+
+    @property
+    def _usage_file(self) -> Path:
+        return self.container.path / USAGE_FILE
+
+    def _used(self) -> Usage:
+        """What this engine's sessions asked for."""
+        usage = Usage(tuple(self.banks), self.config.router.experts)
+        for layer, counts in self.cache.counts.items():
+            usage.counts[layer] += counts
+        return usage
+
+    @property
+    def load(self) -> LoadReport:
+        """How the trunk came into memory."""
+        return self._trunk.report
 
     @property
     def config(self) -> ModelConfig:
@@ -117,6 +219,31 @@ class Engine:
         """A new, empty timeline. `chunk`: tokens per prefill pass; it changes speed, not results."""
         return Session(self.model, self.cache, self.context, chunk=chunk)
 
+    def restore(
+        self, path: str | os.PathLike[str], ids: Sequence[int] | None = None, *, on_event: OnEvent = ignore
+    ) -> Session:
+        """A session as it was saved at `path`: at the longest of its checkpoints that `ids` begins with.
+
+        Empty where `ids` begins with none of them; without `ids`, at the last one. `Session.sync(ids)` goes on.
+        Raises InputError for a file that is missing, damaged or of another model, UsageError when the context is
+        smaller than what was saved, naming what is needed.
+        """
+        session = self.session()
+        session.restore(Path(path), self.digest, ids, on_event=on_event)
+        return session
+
+    def saving(self, path: str | os.PathLike[str]) -> StateWriter:
+        """A session file to be written: `with engine.saving(p) as f: session.checkpoint(f); f.publish()`.
+
+        What is at `path` stays until `publish`. Raises ResourceError where it cannot be written.
+        """
+        return StateWriter(Path(path), self.digest)
+
+    @cached_property
+    def digest(self) -> int:
+        """What session files know the model by, 64 bits."""
+        return self.manifest.weights_digest()
+
     def generate(
         self,
         prompt: str,
@@ -140,10 +267,24 @@ class Engine:
         return generate(self, question, sampling=sampling, max_tokens=max_tokens)
 
     def close(self) -> None:
-        """Stop the readers and close the banks. Sessions of this engine end with it."""
+        """Stop the readers, write down what was used, close all files. Sessions and siblings end with it."""
+        for sibling in list(self._siblings):
+            sibling.close()
         self.cache.close()
-        for bank in self.banks.values():
-            bank.close()
+        # Not once more in a forked process: what was used is counted where it was used.
+        if self.tiers.learn and not self._closed and self.cache.of_this_process:
+            self.not_learned = self._used().merge_into(self._usage_file)
+        self._closed = True
+        self._close_banks()
+        if self._parent is None:
+            self._trunk.close()
+        elif self in self._parent._siblings:
+            self._parent._siblings.remove(self)  # with it go the slots of its cache
+
+    def _close_banks(self) -> None:
+        if not self._shares_banks:
+            for bank in self.banks.values():
+                bank.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -170,33 +311,3 @@ def _ops(backend: str, threads: int | None) -> Ops:
 
         return ReferenceOps()
     raise UsageError(f"unknown backend {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
-
-
-def _context(ctx: int | None, config: ModelConfig, on_event: OnEvent) -> int:
-    limit = config.max_position_embeddings
-    if ctx is None:
-        return min(DEFAULT_CONTEXT, limit)
-    if ctx < 1:
-        raise UsageError(f"ctx is {ctx}, at least 1 token is needed")
-    if ctx > limit:
-        on_event(Notice(f"context reduced to {limit} tokens, the model's own limit (asked for {ctx})"))
-    return min(ctx, limit)
-
-
-def _ram(ram: str | int | None, on_event: OnEvent) -> int:
-    machine = memory.detect()
-    most = machine.total_bytes if machine.limit_bytes is None else machine.limit_bytes
-    healthy = int(HEALTHY_SHARE * machine.available_bytes) + memory.resident_bytes()
-    if ram is None:
-        return healthy
-    wanted = parse_bytes(ram, name="ram") if isinstance(ram, str) else ram
-    if wanted > most:
-        owner = "this machine's" if machine.limit_bytes is None else "the control group's"
-        raise ResourceError(
-            f"a RAM budget of {format_bytes(wanted)} is more than {owner} {format_bytes(most)}",
-            hint=f"--ram {healthy >> 20}MiB is healthy here",
-        )
-    if wanted > machine.available_bytes + memory.resident_bytes():
-        free = format_bytes(machine.available_bytes)
-        on_event(Notice(f"a RAM budget of {format_bytes(wanted)} is above the {free} now free"))
-    return wanted

@@ -10,6 +10,10 @@ class NativeCodeError(ResourceError, ImportError):
 try:
     from waste.kernels import _cpu as _cpu
 except ImportError as error:
+    # Ctrl-C or SIGTERM, whose handlers run in the middle of the module's initialisation: nanobind makes an ImportError
+    # of whatever is raised there.
+    if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
+        raise error.__cause__ from None
     raise NativeCodeError(
         f"waste's native code cannot be loaded: {str(error)!r}",
         hint="build it: pip install --force-reinstall waste (in a source tree: pip install -e .)",

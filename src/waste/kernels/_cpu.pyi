@@ -150,14 +150,14 @@ def mlp(pool: Pool, x: numpy.typing.NDArray[numpy.float32], w: Mlp, limit: float
 def route(pool: Pool, x: numpy.typing.NDArray[numpy.float32], router: Router) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]:
     """ids and weights."""
 
-def experts(pool: Pool, x: numpy.typing.NDArray[numpy.float32], ids: numpy.typing.NDArray[numpy.int32], layout: RecordLayout, records: Sequence[tuple[int, object, int, int]], arrived: numpy.typing.NDArray[numpy.int32] | None, out: numpy.typing.NDArray[numpy.float32]) -> bool:
+def experts(pool: Pool, x: numpy.typing.NDArray[numpy.float32], ids: numpy.typing.NDArray[numpy.int32], layout: RecordLayout, records: Sequence[tuple[int, object, int, int, int]], out: numpy.typing.NDArray[numpy.float32]) -> tuple[bool, float]:
     """
-    records: (expert, data, address, nbytes) each. `arrived` None: all are there. False: one will not come.
+    records: (expert, data, address, nbytes, arrived) each; `arrived`: address of an int32 that others set, 0 when the record is there. Returns whether all have come, and the seconds in which none was there to compute.
     """
 
-def expert_group(pool: Pool, x: numpy.typing.NDArray[numpy.float32], ids: numpy.typing.NDArray[numpy.int32], weights: numpy.typing.NDArray[numpy.float32], layout: RecordLayout, records: Sequence[tuple[int, object, int, int]], arrived: numpy.typing.NDArray[numpy.int32] | None, shared: Mlp | None) -> tuple[numpy.typing.NDArray[numpy.float32], bool]:
+def expert_group(pool: Pool, x: numpy.typing.NDArray[numpy.float32], ids: numpy.typing.NDArray[numpy.int32], weights: numpy.typing.NDArray[numpy.float32], layout: RecordLayout, records: Sequence[tuple[int, object, int, int, int]], shared: Mlp | None) -> tuple[numpy.typing.NDArray[numpy.float32], bool, float]:
     """
-    As `experts`, then the weighted sum and the shared expert's part: that, and whether all have come.
+    As `experts`, then the weighted sum and the shared expert's part: that, and what `experts` returns.
     """
 
 def delta_rule(pool: Pool, q: int, k: int, v: int, decay: int, beta: int, tokens: int, heads: int, head_dim: int, s: int, out: int) -> None:

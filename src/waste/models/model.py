@@ -11,7 +11,7 @@ config.mlp, config.hc) and not in how layers are strung together:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +32,15 @@ from waste.backends.base import (
 from waste.container.manifest import TensorEntry
 from waste.kvcache.state import SessionState, kda_state, mla_state
 from waste.layers.attention import Attention, Chunk, Kda, Mla
-from waste.layers.feed_forward import ExpertStore, FeedForward, Mlp, Moe
+from waste.layers.feed_forward import ExpertStore, FeedForward, Mlp, Moe, NextRouter
 from waste.layers.residual import HyperConnection, PlainResidual, Residual
 from waste.layers.trace import NoTrace, Trace
 from waste.models.config import ModelConfig
-from waste.models.spec import TensorSpec, trunk_specs
+from waste.models.embedding import Embedding, ResidentEmbedding, StreamedEmbedding
+from waste.models.spec import EMBEDDING, TensorSpec, trunk_specs
+
+# How many times as many experts as a token takes are predicted for the next layer at most.
+LOOKAHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,20 @@ class Layer:
 
 
 class Model:
-    """The trunk in memory. Holds no session: states come in, logits go out."""
+    """The trunk in memory, all but an embedding that stays on disk. Holds no session: states come in, logits go out."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, tensors: TrunkTensors) -> None:
+    def __init__(
+        self, config: ModelConfig, ops: Ops, tensors: TrunkTensors, streamed: StreamedEmbedding | None = None
+    ) -> None:
+        """`streamed`: the embedding, where it stays on disk (never of a tied one)."""
         self.config = config
         self.ops = ops
-        self.embedding = tensors.matrix("embed_tokens.weight")
+        # A table on disk is not among the tensors in memory.
+        table = tensors.matrix(EMBEDDING) if streamed is None else None
+        self.embedding: Embedding = streamed or ResidentEmbedding(table)
         self.layers = [_layer(config, tensors, i) for i in range(config.num_layers)]
         self.norm = tensors.vector("norm.weight")
-        self.head = self.embedding if config.tie_word_embeddings else tensors.matrix("lm_head.weight")
+        self.head = table if config.tie_word_embeddings else tensors.matrix("lm_head.weight")
 
     def new_state(self, context: int) -> SessionState:
         """An empty session of at most `context` tokens."""
@@ -88,7 +97,7 @@ class Model:
         ops, config = self.ops, self.config
         start, tokens = state.position, len(ids)
         chunk = Chunk(start, tokens, trace or NoTrace())
-        x: Array = ops.embed(self.embedding, ids)
+        x: Array = self.embedding.rows(ops, ids)
         if config.hc is not None:
             x = ops.hc_expand(x, config.hc)
         y, held = self.layers[0].attention_site.enter(ops, x)
@@ -219,6 +228,22 @@ def _feed_forward(config: ModelConfig, tensors: TrunkTensors, i: int) -> FeedFor
         router=config.router,
         shape=config.expert,
         shared=shared,
+        following=_next_router(config, tensors, i),
+    )
+
+
+def _next_router(config: ModelConfig, tensors: TrunkTensors, i: int) -> NextRouter | None:
+    """The router of the next MoE layer after layer i, asked for up to twice the experts that a token takes."""
+    layer = next((j for j in config.moe_layers if j > i), None)
+    if layer is None:
+        return None
+    at, router = f"layers.{layer}.mlp.gate.", config.router
+    most = router.topk_groups * (router.experts // router.groups)
+    return NextRouter(
+        layer=layer,
+        gate=tensors.matrix(f"{at}weight"),
+        bias=tensors.vector(f"{at}e_score_correction_bias"),
+        router=replace(router, top_k=min(LOOKAHEAD * router.top_k, most)),
     )
 
 

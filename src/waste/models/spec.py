@@ -125,10 +125,14 @@ def _feed_forward(config: ModelConfig, layer: int, kind: str) -> Iterator[Tensor
     yield _whole(f"{at}down_proj.weight", (d, width), role)
 
 
+# A row for each token id; the one tensor of which a token reads a row, not all.
+EMBEDDING = "embed_tokens.weight"
+
+
 def trunk_specs(config: ModelConfig) -> list[TensorSpec]:
     """Everything but routed experts and the draft layer, in the order of `trunk.bin`."""
     d = config.hidden_size
-    specs = [_whole("embed_tokens.weight", (config.vocab_size, d), Role.TABLE)]
+    specs = [_whole(EMBEDDING, (config.vocab_size, d), Role.TABLE)]
     for i in range(config.num_layers):
         at = f"layers.{i}."
         specs.append(_whole(f"{at}input_layernorm.weight", (d,), Role.EXACT))

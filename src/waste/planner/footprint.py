@@ -1,20 +1,23 @@
 """How many bytes a model takes and how a RAM budget is divided. Arithmetic only: nothing is allocated.
 
-budget = baseline (interpreter and libraries) + trunk + session state at the context + work buffers
+budget = baseline (interpreter and libraries) + trunk in memory + session state at the context + work buffers
          + slots x record
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from waste.container.manifest import Manifest
+from waste.container.strips import Strips
 from waste.errors import ResourceError
 from waste.kvcache.state import bytes_per_token, kda_bytes
 from waste.models.config import ModelConfig
+from waste.models.embedding import streamed_bytes, streams_embedding, table_entry
 from waste.models.formats import Formats
-from waste.models.spec import TRUNK_FILE, TensorSpec, bank_layers, draft_specs, trunk_specs
+from waste.models.spec import EMBEDDING, TRUNK_FILE, TensorSpec, bank_layers, draft_specs, trunk_specs
 from waste.units import format_bytes
 
 # A budget is never more than 72 % of the memory that is free: field runs were healthy there and eight
@@ -25,10 +28,16 @@ HEALTHY_SHARE = 0.72
 # below: 1 to 3 MiB on nano-glm (LEARNED: peak-rss).
 GROWTH_BYTES = 8 << 20
 
+# What the cache and its policy write down, for every expert of the model: 0.7, 1.1 and 1.6 KB with the adaptive policy
+# at 25, 50 and 98 % resident, 0.2 to 0.8 with lru. 24 MiB for GLM-5.3-Flash (LEARNED: cache-books).
+BOOK_BYTES = 2048
+
+# Room between the least that would do and what is recommended: a process's own size differs by 0.13 MiB between eight
+# starts of the same command, and by the length of a path or two.
+MARGIN_BYTES = 1 << 20
+
 # What a loaded tokenizer takes: 3.1 MiB with 4,096 rows, 69 MiB with 160,080 (LEARNED: peak-rss).
 TOKENIZER_BYTES, TOKENIZER_ROW_BYTES = 3 << 20, 512
-
-_EMBEDDING = "embed_tokens.weight"
 
 # Tokens of one prefill chunk. Experts are read once per chunk; activations grow with it.
 PREFILL_CHUNK = 256
@@ -39,6 +48,7 @@ class Sizes:
     """Exact bytes and counts of a model in given formats."""
 
     trunk_bytes: int
+    resident_trunk_bytes: int  # what of it is in memory, buffers of an embedding on disk included
     read_trunk_bytes: int  # what of it a token reads: all but the embedding table, of which it reads one row
     draft_bytes: int  # trunk part of the draft layer
     record_bytes: int  # one expert, padding included
@@ -55,8 +65,12 @@ class Sizes:
         return self.read_trunk_bytes + self.top_k * self.expert_layers * self.record_bytes
 
 
-def sizes(config: ModelConfig, formats: Formats) -> Sizes:
-    """Sizes of `config` as a container with `formats` stores it."""
+def sizes(config: ModelConfig, formats: Formats, *, table_on_disk: bool = True) -> Sizes:
+    """Sizes of `config` as a container with `formats` stores it.
+
+    table_on_disk: whether a run leaves the embedding there, as it does with what is converted now; a tied one it
+    never does. `models.embedding.streams_embedding` tells for a container.
+    """
     trunk, draft = trunk_specs(config), draft_specs(config)
     record = formats.record(config).stride
     banks = bank_layers(config)
@@ -64,12 +78,18 @@ def sizes(config: ModelConfig, formats: Formats) -> Sizes:
     experts = config.router.experts
     dense = _parameters(trunk)
     trunk_bytes = sum(map(formats.nbytes, trunk))
-    table = next(spec for spec in trunk if spec.name == _EMBEDDING)
+    table = next(spec for spec in trunk if spec.name == EMBEDDING)
     embedding, unread = table.rows * table.cols, formats.nbytes(table) * (table.rows - 1) // table.rows
     if config.tie_word_embeddings:  # it is the head too, which reads all of it
         embedding = unread = 0
+        table_on_disk = False
+    resident = trunk_bytes
+    if table_on_disk:
+        strips = Strips.of(formats.of(table), table.shape)
+        resident += streamed_bytes(strips, PREFILL_CHUNK) - formats.nbytes(table)
     return Sizes(
         trunk_bytes=trunk_bytes,
+        resident_trunk_bytes=resident,
         read_trunk_bytes=trunk_bytes - unread,
         draft_bytes=sum(map(formats.nbytes, draft)),
         record_bytes=record,
@@ -80,6 +100,15 @@ def sizes(config: ModelConfig, formats: Formats) -> Sizes:
         experts=experts,
         top_k=config.router.top_k,
     )
+
+
+def resident_trunk_bytes(config: ModelConfig, manifest: Manifest) -> int:
+    """What a container's trunk takes in memory: its tensors, and of an embedding on disk the strips of one chunk."""
+    total = sum(entry.nbytes for entry in manifest.tensors if entry.file == TRUNK_FILE)
+    if not streams_embedding(config, manifest):
+        return total
+    table = table_entry(manifest)
+    return total - table.nbytes + streamed_bytes(Strips.of(table.fmt, table.shape), PREFILL_CHUNK)
 
 
 def tokenizer_bytes(config: ModelConfig) -> int:
@@ -101,14 +130,15 @@ def state_bytes(config: ModelConfig, context: int) -> int:
 
 
 def buffer_bytes(config: ModelConfig) -> int:
-    """Activations of one prefill chunk, generously: the widest arrays alive at the same time."""
+    """Activations of one prefill chunk, generously: the widest arrays alive at the same time. And the cache's books."""
     d = config.hidden_size
     streams = config.hc.streams if config.hc else 1
     channels = config.kda.channels if config.kda else 0
     heads = config.mla.heads * (config.mla.row + config.mla.nope + config.mla.rope + config.mla.v)
     inner = 3 * max(config.intermediate_size, config.moe_intermediate_size * config.router.top_k)
     per_token = 3 * streams * d + config.router.top_k * d + max(8 * channels, heads) + inner
-    return 4 * (PREFILL_CHUNK * per_token + 4 * config.vocab_size) + GROWTH_BYTES
+    books = BOOK_BYTES * len(config.moe_layers) * config.router.experts
+    return 4 * (PREFILL_CHUNK * per_token + 4 * config.vocab_size) + books + GROWTH_BYTES
 
 
 @dataclass(frozen=True)
@@ -117,7 +147,7 @@ class Budget:
 
     ram_bytes: int
     baseline_bytes: int
-    trunk_bytes: int
+    trunk_bytes: int  # in memory
     state_bytes: int
     buffer_bytes: int
     slot_bytes: int  # one record
@@ -127,6 +157,11 @@ class Budget:
     def fixed_bytes(self) -> int:
         """Everything but the expert slots."""
         return self.baseline_bytes + self.trunk_bytes + self.state_bytes + self.buffer_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What is left for experts."""
+        return self.ram_bytes - self.fixed_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -139,26 +174,47 @@ def floor_bytes(config: ModelConfig, trunk_bytes: int, slot_bytes: int, context:
     return baseline + trunk_bytes + state_bytes(config, context) + buffer_bytes(config) + experts
 
 
-def divide(config: ModelConfig, manifest: Manifest, ram: int, context: int, baseline: int) -> Budget:
+def divide(
+    config: ModelConfig, manifest: Manifest, ram: int, context: int, baseline: int, *, most: int | None = None
+) -> Budget:
     """Divide `ram` bytes: what is fixed first, expert slots with the rest.
 
-    Raises ResourceError, naming the smallest budget that would do, when fewer than top-k slots are left.
+    Raises ResourceError when not even the experts of one token fit; its hint is the smallest change that would do.
+    `most`: what `ram` cannot be more than on this machine; None where that is not known.
     """
-    trunk = sum(t.nbytes for t in manifest.tensors if t.file == TRUNK_FILE)
+    trunk = resident_trunk_bytes(config, manifest)
     slot = _slot(manifest, config)
-    fixed = Budget(ram, baseline, trunk, state_bytes(config, context), buffer_bytes(config), slot, 0)
-    layers = len(config.moe_layers)
-    if layers == 0:
-        return fixed
-    slots = min((ram - fixed.fixed_bytes) // slot, layers * config.router.experts)
-    if slots < config.router.top_k:
-        least = floor_bytes(config, trunk, slot, context, baseline)
+    least = floor_bytes(config, trunk, slot, context, baseline)
+    if ram < least:
+        experts = f" and {config.router.top_k} experts" if config.moe_layers else ""
         raise ResourceError(
             f"a RAM budget of {format_bytes(ram)} is too small: {format_bytes(least)} are needed for the trunk, "
-            f"a context of {context} tokens, buffers and {config.router.top_k} experts",
-            hint=f"--ram {_round_up(least)}MiB, or a smaller --ctx",
+            f"a context of {context} tokens, buffers{experts}",
+            hint=_fix(ram, least, _longest_context(config, context, ram - least), most),
         )
+    fixed = Budget(ram, baseline, trunk, state_bytes(config, context), buffer_bytes(config), slot, 0)
+    if not config.moe_layers:
+        return fixed
+    slots = min(fixed.room_bytes // slot, len(config.moe_layers) * config.router.experts)
     return Budget(ram, baseline, trunk, fixed.state_bytes, fixed.buffer_bytes, slot, int(slots))
+
+
+def _longest_context(config: ModelConfig, context: int, room: int) -> int:
+    """The most tokens, fewer than `context`, that make up for `room` bytes below zero; 0 when none do."""
+    allowed = state_bytes(config, context) + room
+    return bisect_right(range(1, context), allowed, key=lambda tokens: state_bytes(config, tokens))
+
+
+def _fix(ram: int, least: int, context: int, most: int | None) -> str:
+    """What to change about a budget that is too small."""
+    wanted = least + MARGIN_BYTES
+    fixes = []
+    if most is None or wanted <= most:
+        bare = " (a number without a unit is bytes)" if ram < 1 << 20 else ""
+        fixes.append(f"--ram {_round_up(wanted)}MiB{bare}")
+    if context > 0:
+        fixes.append(f"--ctx {context}")
+    return ", or ".join(fixes) or "convert again with fewer bits, as --trunk wt4, or run it where there is more RAM"
 
 
 def _slot(manifest: Manifest, config: ModelConfig) -> int:

@@ -335,9 +335,9 @@ void bind_attention(nb::module_ &m) {
       "one token, on the open ones.");
 }
 
-// waste.backends.base.Record are tuples: (expert, data, address, nbytes). Read as such, because pairs made of them in
-// Python took 3 us a layer.
-using Records = nb::typed<nb::sequence, nb::typed<nb::tuple, std::int32_t, nb::object, Address, std::size_t>>;
+// waste.backends.base.Record are tuples: (expert, data, address, nbytes, arrived). Read as such, because pairs made of
+// them in Python took 3 us a layer.
+using Records = nb::typed<nb::sequence, nb::typed<nb::tuple, std::int32_t, nb::object, Address, std::size_t, Address>>;
 
 std::vector<waste::Expert> experts_of(const RecordLayout &layout, const Records &records) {
   const nb::object fast = nb::steal(PySequence_Fast(records.ptr(), "records: expected a sequence"));
@@ -349,8 +349,8 @@ std::vector<waste::Expert> experts_of(const RecordLayout &layout, const Records 
   given.reserve(n);
   for (std::size_t i = 0; i < n; ++i) {
     PyObject *record = PySequence_Fast_GET_ITEM(fast.ptr(), static_cast<Py_ssize_t>(i));
-    if (!PyTuple_Check(record) || PyTuple_GET_SIZE(record) != 4) {
-      throw std::invalid_argument("records: expected tuples (expert, data, address, nbytes)");
+    if (!PyTuple_Check(record) || PyTuple_GET_SIZE(record) != 5) {
+      throw std::invalid_argument("records: expected tuples (expert, data, address, nbytes, arrived)");
     }
     const auto nbytes = nb::cast<std::size_t>(nb::handle(PyTuple_GET_ITEM(record, 3)));
     if (nbytes < layout.nbytes) {
@@ -359,18 +359,27 @@ std::vector<waste::Expert> experts_of(const RecordLayout &layout, const Records 
     }
     const auto id = nb::cast<std::int32_t>(nb::handle(PyTuple_GET_ITEM(record, 0)));
     const auto address = nb::cast<Address>(nb::handle(PyTuple_GET_ITEM(record, 2)));
-    if (id < 0 || address == 0) {
-      throw std::invalid_argument("a record has an expert from 0 up and an address");
+    const auto arrived = nb::cast<Address>(nb::handle(PyTuple_GET_ITEM(record, 4)));
+    if (id < 0 || address == 0 || arrived % sizeof(std::int32_t) != 0) {
+      throw std::invalid_argument("a record has an expert from 0 up, an address and an aligned flag");
     }
-    given.push_back({id, layout.at(address)});
+    given.push_back({id, layout.at(address), reinterpret_cast<const std::int32_t *>(arrived)});
   }
   return given;
 }
 
 using Ids = waste::Given<std::int32_t>;
 
-const std::int32_t *flags(const std::optional<Ids> &arrived, std::size_t records) {
-  return arrived ? read(*arrived, "arrived", "records", {records}) : nullptr;
+// Whether a signal wants this thread; its handler has run then, and may have raised.
+bool signalled() {
+  nb::gil_scoped_acquire locked;
+  return PyErr_CheckSignals() != 0;
+}
+
+void raise_if_signalled() {
+  if (PyErr_Occurred() != nullptr) {
+    throw nb::python_error();
+  }
 }
 
 void bind_feed_forward(nb::module_ &m) {
@@ -405,23 +414,28 @@ void bind_feed_forward(nb::module_ &m) {
   m.def(
       "experts",
       [](waste::Pool &pool, Floats x, Ids ids, const RecordLayout &layout, const Records &records,
-         std::optional<Ids> arrived, Floats out) {
+         Floats out) {
         const std::size_t t = size(ids.array, 0), k = size(ids.array, 1);
         const std::int32_t *chosen = read(ids, "ids", "T K", {t, k});
         const float *in = read(x, "x", "T D", {t, layout.hidden});
         float *parts = write(out, "out", "T K D", {t, k, layout.hidden});
         const std::vector<waste::Expert> given = experts_of(layout, records);
-        const std::int32_t *there = flags(arrived, given.size());
-        nb::gil_scoped_release unlocked;
-        const waste::Experts all{given.data(), given.size(), layout.hidden, there};
-        return waste::experts(pool, in, {chosen, nullptr, t, k}, all, layout.limit, parts);
+        waste::Outcome outcome;
+        {
+          nb::gil_scoped_release unlocked;
+          const waste::Experts all{given.data(), given.size(), layout.hidden, signalled};
+          outcome = waste::experts(pool, in, {chosen, nullptr, t, k}, all, layout.limit, parts);
+        }
+        raise_if_signalled();
+        return std::pair(outcome.whole, outcome.stalled_s);
       },
-      "pool"_a, "x"_a, "ids"_a, "layout"_a, "records"_a, "arrived"_a.none(), "out"_a,
-      "records: (expert, data, address, nbytes) each. `arrived` None: all are there. False: one will not come.");
+      "pool"_a, "x"_a, "ids"_a, "layout"_a, "records"_a, "out"_a,
+      "records: (expert, data, address, nbytes, arrived) each; `arrived`: address of an int32 that others set, 0 when "
+      "the record is there. Returns whether all have come, and the seconds in which none was there to compute.");
   m.def(
       "expert_group",
       [](waste::Pool &pool, Floats x, Ids ids, Floats weights, const RecordLayout &layout, const Records &records,
-         std::optional<Ids> arrived, const waste::Mlp *shared) {
+         const waste::Mlp *shared) {
         const std::size_t t = size(ids.array, 0), k = size(ids.array, 1), d = layout.hidden;
         const std::int32_t *chosen = read(ids, "ids", "T K", {t, k});
         const float *in = read(x, "x", "T D", {t, d}), *share = read(weights, "weights", "T K", {t, k});
@@ -430,18 +444,18 @@ void bind_feed_forward(nb::module_ &m) {
                                       std::to_string(shared->gate.cols) + " to " + std::to_string(shared->down.rows));
         }
         const std::vector<waste::Expert> given = experts_of(layout, records);
-        const std::int32_t *there = flags(arrived, given.size());
         NewFloats out = make<float>({t, d});
-        bool whole = false;
+        waste::Outcome outcome;
         {
           nb::gil_scoped_release unlocked;
-          const waste::Experts all{given.data(), given.size(), layout.hidden, there};
-          whole = waste::expert_group(pool, in, {chosen, share, t, k}, all, shared, layout.limit, out.data);
+          const waste::Experts all{given.data(), given.size(), layout.hidden, signalled};
+          outcome = waste::expert_group(pool, in, {chosen, share, t, k}, all, shared, layout.limit, out.data);
         }
-        return std::pair(std::move(out), whole);
+        raise_if_signalled();
+        return std::tuple(std::move(out), outcome.whole, outcome.stalled_s);
       },
-      "pool"_a, "x"_a, "ids"_a, "weights"_a, "layout"_a, "records"_a, "arrived"_a.none(), "shared"_a.none(),
-      "As `experts`, then the weighted sum and the shared expert's part: that, and whether all have come.");
+      "pool"_a, "x"_a, "ids"_a, "weights"_a, "layout"_a, "records"_a, "shared"_a.none(),
+      "As `experts`, then the weighted sum and the shared expert's part: that, and what `experts` returns.");
 }
 
 } // namespace

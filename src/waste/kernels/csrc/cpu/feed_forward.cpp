@@ -134,21 +134,40 @@ Task *tasks_of(Stage &stage, const float *x, const Choices &choices, const Exper
 // Takes turns between looking and letting others run: a read takes milliseconds, its end should cost microseconds.
 class Patience {
 public:
-  void wait() {
-    if (++looks_ < 1000) {
+  // Until somebody should look again; false when the wait was interrupted.
+  bool wait(bool (*interrupted)()) {
+    if (looks_++ == 0) {
+      began_ = Clock::now();
+    }
+    if (looks_ < 1000) {
       std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    // Some 20 times a second: a drive that hangs must not take Ctrl-C with it.
+    return looks_ % 512 != 0 || interrupted == nullptr || !interrupted();
+  }
+
+  // Something has come.
+  void rest() {
+    if (looks_ > 0) {
+      waited_ += Clock::now() - began_;
+      looks_ = 0;
     }
   }
 
+  double seconds() const { return waited_.count(); }
+
 private:
+  using Clock = std::chrono::steady_clock;
   int looks_ = 0;
+  Clock::time_point began_;
+  std::chrono::duration<double> waited_{};
 };
 
 // Runs every expert once, those that are there first. `first` is a task that waits for nobody, or null. Throws if `all`
 // that were chosen must be given and are not.
-bool run_experts(Stage &stage, const float *x, const Choices &choices, const Experts &experts, bool all,
+Outcome run_experts(Stage &stage, const float *x, const Choices &choices, const Experts &experts, bool all,
                  const Task *first, float limit, float *out) {
   Task *tasks = experts.count > 0 ? tasks_of(stage, x, choices, experts, out) : nullptr;
   Task *ready = stage.array<Task>(experts.count + 1);
@@ -177,11 +196,12 @@ bool run_experts(Stage &stage, const float *x, const Choices &choices, const Exp
       if (done[i]) {
         continue;
       }
-      if (experts.arrived != nullptr) {
+      if (const std::int32_t *flag = experts.given[i].arrived) {
         const std::int32_t state =
-            std::atomic_ref(const_cast<std::int32_t &>(experts.arrived[i])).load(std::memory_order_acquire);
+            std::atomic_ref(const_cast<std::int32_t &>(*flag)).load(std::memory_order_acquire);
         if (state < 0) {
-          return false;
+          patience.rest();
+          return {false, patience.seconds()};
         }
         if (state == 0) {
           continue;
@@ -195,12 +215,15 @@ bool run_experts(Stage &stage, const float *x, const Choices &choices, const Exp
       }
     }
     if (count > 0) {
+      patience.rest();
       run(stage, ready, count, limit, scratch);
-    } else if (left > 0) {
-      patience.wait();
+    } else if (left > 0 && !patience.wait(experts.interrupted)) {
+      patience.rest();
+      return {false, patience.seconds()};
     }
   }
-  return true;
+  patience.rest();
+  return {true, patience.seconds()};
 }
 
 void weighted_sum(Stage &stage, const float *parts, const Choices &choices, const float *shared, float *out,
@@ -232,12 +255,12 @@ void mlp(Pool &pool, const float *x, const Mlp &w, float limit, float *out, std:
   run_mlp(stage, x, w, limit, out, tokens);
 }
 
-bool experts(Pool &pool, const float *x, const Choices &choices, const Experts &given, float limit, float *out) {
+Outcome experts(Pool &pool, const float *x, const Choices &choices, const Experts &given, float limit, float *out) {
   Stage stage(pool);
   return run_experts(stage, x, choices, given, false, nullptr, limit, out);
 }
 
-bool expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &given, const Mlp *shared,
+Outcome expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &given, const Mlp *shared,
                   float limit, float *out) {
   Stage stage(pool);
   const std::size_t t = choices.tokens, dim = given.hidden;
@@ -250,11 +273,12 @@ bool expert_group(Pool &pool, const float *x, const Choices &choices, const Expe
       run_mlp(stage, x, *shared, limit, common, t);
     }
   }
-  if (!run_experts(stage, x, choices, given, true, shared != nullptr && t <= RUN ? &first : nullptr, limit, parts)) {
-    return false;
+  const Task *beside = shared != nullptr && t <= RUN ? &first : nullptr;
+  const Outcome outcome = run_experts(stage, x, choices, given, true, beside, limit, parts);
+  if (outcome.whole) {
+    weighted_sum(stage, parts, choices, common, out, dim);
   }
-  weighted_sum(stage, parts, choices, common, out, dim);
-  return true;
+  return outcome;
 }
 
 void combine(Pool &pool, const float *parts, const Choices &choices, const float *shared, float *out,

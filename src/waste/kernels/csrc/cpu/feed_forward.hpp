@@ -19,15 +19,22 @@ void mlp(Pool &pool, const float *x, const Mlp &w, float limit, float *out, std:
 struct Expert {
   std::int32_t id;
   Mlp w;
+  const std::int32_t *arrived; // 0 while its record is read, 1 when it is there, below 0 when it will not come. Others
+                               // write to it meanwhile. Null: it is there.
 };
 
 // Experts whose records may still be on their way.
 struct Experts {
   const Expert *given;
   std::size_t count;
-  std::size_t hidden; // D
-  const std::int32_t *arrived; // (count): 0 while a record is read, 1 when it is there, below 0 when it will not come.
-                               // Others write to it meanwhile. Null: all are there.
+  std::size_t hidden;   // D
+  bool (*interrupted)(); // asked now and then while waiting: true ends the wait. Null: nobody to ask.
+};
+
+// How it went.
+struct Outcome {
+  bool whole = true;      // every record has come; otherwise what was computed is of no use
+  double stalled_s = 0.0; // while nothing was left to compute until the next one came
 };
 
 // Which experts each token chose, and for what share.
@@ -39,12 +46,11 @@ struct Choices {
 
 // For each expert given, its output for every token that chose it: out (T, K, D), row (t, k) where ids[t, k] is the
 // expert. Other rows stay as they are. Begins with those that are there and takes the others as they arrive.
-// False when one will not come; `out` is then of no use.
-bool experts(Pool &pool, const float *x, const Choices &choices, const Experts &experts, float limit, float *out);
+Outcome experts(Pool &pool, const float *x, const Choices &choices, const Experts &experts, float limit, float *out);
 
 // out (T, D) = sum over k, in order, of weights[t, k] * (expert ids[t, k] of x), + shared x where there is one.
 // Returns as `experts`. Throws std::invalid_argument when an expert that was chosen is not given.
-bool expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &experts, const Mlp *shared,
+Outcome expert_group(Pool &pool, const float *x, const Choices &choices, const Experts &experts, const Mlp *shared,
                   float limit, float *out);
 
 // The last step of expert_group alone: parts (T, K, D) from `experts`, shared (T, D) or null.
