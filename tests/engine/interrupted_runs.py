@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from waste.cli.app import main
+from waste.__main__ import main
 from waste.engine.engine import Engine
 from waste.errors import WasteError
 from waste.tiers.options import TierOptions
@@ -53,7 +53,8 @@ def save(engine: Engine, request: Request) -> int:
 
 
 def command(engine: Engine, request: Request) -> int:
-    return main(request["argv"])
+    sys.argv = ["waste", *request["argv"]]
+    return main()
 
 
 def foreign(engine: Engine, request: Request) -> int:

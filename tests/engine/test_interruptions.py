@@ -378,7 +378,7 @@ def test_after_an_interrupt_anywhere_the_engine_goes_on(
 
 
 # Python itself says so, and goes on, where the interrupt hits what runs when an object is freed.
-IGNORED = re.compile(r"^Exception ignored in:.*?^KeyboardInterrupt: *$", re.DOTALL | re.MULTILINE)
+IGNORED = re.compile(r"^Exception ignored in.*?^KeyboardInterrupt: *$", re.DOTALL | re.MULTILINE)
 
 
 class Forks:
