@@ -48,10 +48,6 @@ class ReplayRow:
     def hit_share(self) -> float:
         return self.hits / self.uses if self.uses else 0.0
 
-    @property
-    def step_hit_share(self) -> float:
-        return self.step_hits / self.step_uses if self.step_uses else 0.0
-
 
 @dataclass
 class Tally:

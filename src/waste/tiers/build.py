@@ -47,7 +47,7 @@ def build(
     throttle = None if options.drive_bytes_per_s is None else Throttle(options.drive_bytes_per_s)
     adapts = options.lookahead is None or options.lookahead > 0
     pools = {
-        tier: _pools(tier, nbytes, banks, options, experts, top_k, usage, on_event)
+        tier: _pools(tier, nbytes, banks, options, experts, top_k, on_event)
         for tier, nbytes in (("ram", budget.ram_bytes), ("vram", budget.vram_bytes))
         if nbytes > 0 and banks
     }
@@ -73,13 +73,12 @@ def _pools(
     options: TierOptions,
     experts: int,
     top_k: int,
-    usage: Usage | None,
     on_event: OnEvent,
 ) -> list[Pool]:
     if options.policy not in POLICIES:
         raise UsageError(f"unknown policy {options.policy!r}", hint=f"one of {', '.join(POLICIES)}")
     strides = {layer: bank.layout.stride for layer, bank in banks.items()}
-    partitions = divide(nbytes, strides, experts, top_k, None if usage is None else usage.counts)
+    partitions = divide(nbytes, strides, experts, top_k)  # counts of uses do not help (LEARNED: expert-policies)
     arena = Arena([(part.stride, part.slots) for part in partitions], lock=options.lock, on_event=on_event)
     return [
         Pool(tier, part.layers, arena, memory, _policy(options.policy, part, experts), top_k)
